@@ -1,0 +1,1 @@
+"""Proposers: lookup, DSpark, DFlash, and their composition. None of them decides."""

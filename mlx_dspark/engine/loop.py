@@ -1,0 +1,342 @@
+"""The round: feed every row `certain + draft`, commit `certain + accepted`.
+
+Prefill, plain decoding and a verified draft are the same round with other lengths. `launch` builds and
+schedules it, `land` waits for it once and moves every row. Nothing here knows which model drafts, how a state
+is undone, how a token is drawn or how a cap is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import mlx.core as mx
+
+from mlx_dspark.contracts import Ask, Drafter, DraftRows, Logits, Observation, Proposal, Target
+from mlx_dspark.engine.accept import Acceptance, accept
+from mlx_dspark.engine.row import Row
+from mlx_dspark.foundation.events import Committed, EngineEvent, Prefilled, RoundReport, TokenLogprob
+from mlx_dspark.nn.noise import RowNoise
+from mlx_dspark.state.rows import RowStates, Transaction
+
+
+@dataclass
+class Batch:
+    """Rows that run together, with their states, the drafter's states and their noise, index by index."""
+
+    rows: list[Row]
+    states: RowStates
+    draft: DraftRows | None
+    noise: RowNoise
+
+    def join(self, other: Batch) -> None:
+        self.rows += other.rows
+        self.states.join(other.states)
+        if self.draft is not None and other.draft is not None:
+            self.draft.join(other.draft)
+        self.noise = self.noise.joined(other.noise)
+
+    def select(self, keep: Sequence[int]) -> None:
+        self.rows = [self.rows[i] for i in keep]
+        self.states.select(keep)
+        if self.draft is not None:
+            self.draft.select(keep)
+        self.noise = self.noise.select(keep)
+
+
+@dataclass
+class Round:
+    """A round in flight. `certain[r]` and `lengths[r]` count the certain and drafted tokens of row `r`;
+    `wants[r]`: the row's last certain token is its anchor, so a next token is drawn."""
+
+    transaction: Transaction
+    depth: list[int]
+    certain: list[int]
+    lengths: tuple[int, ...]
+    wants: list[bool]
+    caps: list[int]
+    sources: tuple[str, ...]
+    drafts: mx.array | None
+    acceptance: Acceptance | None
+    features: mx.array | None
+    launched_at: float
+    parked: list[bool] = field(default_factory=list)
+
+
+class VerifyLoop:
+    """Runs rounds of a batch. Holds no state between calls but what it was built with."""
+
+    def __init__(self, target: Target, drafter: Drafter | None, *, prefill_chunk: int = 512) -> None:
+        assert prefill_chunk >= 1
+        self.target = target
+        self.drafter = drafter
+        self.taps = drafter.taps if drafter is not None else ()
+        self.prefill_chunk = prefill_chunk
+
+    # launch --------------------------------------------------------------------------------------
+
+    def launch(self, batch: Batch) -> Round:
+        """Build and schedule a round from committed tokens. Does not wait, unless the drafter must."""
+        started = perf_counter()
+        depth = list(batch.states.depth)
+        certain = [row.tokens[d : d + self.prefill_chunk] for row, d in zip(batch.rows, depth, strict=True)]
+        wants = [d + len(c) == len(row.tokens) for row, d, c in zip(batch.rows, depth, certain, strict=True)]
+        caps, by_source = self._caps(batch, certain, wants)
+        proposal = self._propose(batch, caps, by_source) if any(caps) else None
+        lengths = proposal.lengths if proposal is not None else (0,) * len(depth)
+        sources = proposal.source if proposal is not None else ()
+        feed = _feed(certain, proposal, lengths)
+        round_ = Round(
+            transaction=batch.states.begin(feed.shape[1]),
+            depth=depth,
+            certain=[len(c) for c in certain],
+            lengths=lengths,
+            wants=wants,
+            caps=caps,
+            sources=sources or ("",) * len(depth),
+            drafts=proposal.tokens[:, : max(lengths)] if proposal is not None and any(lengths) else None,
+            acceptance=None,
+            features=None,
+            launched_at=started,
+            parked=self._parked(batch, by_source),
+        )
+        self._forward(batch, round_, feed, proposal, [row.history for row in batch.rows])
+        return round_
+
+    def launch_ahead(self, batch: Batch, last: Round) -> Round:
+        """Build and schedule a plain round on the tokens `last` is about to produce, before it lands."""
+        assert last.acceptance is not None
+        tokens = last.acceptance.next
+        histories = [
+            row.history.extended(tokens[i : i + 1]) if row.history is not None else None
+            for i, row in enumerate(batch.rows)
+        ]
+        n = len(batch.rows)
+        round_ = Round(
+            transaction=batch.states.begin(1),
+            depth=[d + c for d, c in zip(last.depth, last.certain, strict=True)],
+            certain=[1] * n,
+            lengths=(0,) * n,
+            wants=[True] * n,
+            caps=[0] * n,
+            sources=("",) * n,
+            drafts=None,
+            acceptance=None,
+            features=None,
+            launched_at=perf_counter(),
+            parked=last.parked,
+        )
+        self._forward(batch, round_, tokens[:, None], None, histories)
+        return round_
+
+    def may_run_ahead(self, batch: Batch, last: Round) -> bool:
+        """Whether the next round is plain whatever `last` turns out to be, and likely to be needed."""
+        return (
+            self.target.spec.lazy
+            and last.drafts is None
+            and all(last.wants)
+            and not any(row.finished for row in batch.rows)
+            and any(row.budget > 1 for row in batch.rows)
+            and (self.drafter is None or not any(any(row.caps.caps().values()) for row in batch.rows))
+        )
+
+    def _caps(
+        self, batch: Batch, certain: list[list[int]], wants: list[bool]
+    ) -> tuple[list[int], dict[str, list[int]]]:
+        """Caps per row, and per source and row; a row drafts only from its anchor, and within its budget."""
+        if self.drafter is None:
+            return [0] * len(batch.rows), {}
+        by_source: dict[str, list[int]] = {source.name: [] for source in self.drafter.sources}
+        for row, tokens, wanted in zip(batch.rows, certain, wants, strict=True):
+            chosen = row.caps.caps()
+            room = row.budget - 1 if wanted and len(tokens) == 1 and row.produced else 0
+            for name, caps in by_source.items():
+                caps.append(max(0, min(chosen.get(name, 0), room)))
+        return [max(caps) for caps in zip(*by_source.values(), strict=True)], by_source
+
+    def _parked(self, batch: Batch, by_source: dict[str, list[int]]) -> list[bool]:
+        if not by_source:
+            return [False] * len(batch.rows)
+        return [not any(row.caps.caps().values()) for row in batch.rows]
+
+    def _propose(self, batch: Batch, caps: list[int], by_source: dict[str, list[int]]) -> Proposal:
+        assert self.drafter is not None
+        assert batch.draft is not None
+        ask = Ask(
+            anchors=[row.tokens[-1] for row in batch.rows],
+            caps=caps,
+            positions=list(batch.states.depth),
+            sampling=[row.request.sampling for row in batch.rows],
+            noise=batch.noise,
+            by_source=by_source,
+        )
+        return self.drafter.propose(batch.draft, ask)
+
+    def _forward(
+        self,
+        batch: Batch,
+        round_: Round,
+        feed: mx.array,
+        proposal: Proposal | None,
+        histories: list,
+    ) -> None:
+        """Run the target on `feed` `[rows, width]` and, where a row wants a token, the accept rule."""
+        same = len(set(round_.certain)) == 1 and round_.drafts is None
+        head = Logits.NONE if not any(round_.wants) else Logits.LAST if same else Logits.ALL
+        out = self.target.forward(feed, batch.states, taps=self.taps, logits=head)
+        round_.features = out.features
+        if out.logits is not None:
+            drafted = max(round_.lengths)
+            logits = out.logits if same else _aligned(out.logits, round_.certain, drafted)
+            none = mx.zeros((len(batch.rows), 0), mx.int32)
+            round_.acceptance = accept(
+                logits,
+                round_.drafts if round_.drafts is not None else none,
+                round_.lengths,
+                proposal.q if proposal is not None and round_.drafts is not None else None,
+                [row.request.sampling for row in batch.rows],
+                histories,
+                batch.noise,
+                mx.array([d + c for d, c in zip(round_.depth, round_.certain, strict=True)], dtype=mx.int32),
+            )
+        mx.async_eval(*_results(round_), *([out.features] if out.features is not None else []))
+
+    # land ----------------------------------------------------------------------------------------
+
+    def land(self, batch: Batch, round_: Round) -> list[tuple[Row, EngineEvent]]:
+        """Wait for the round, commit what each row keeps, tell the drafter; returns the events, in order."""
+        n = len(batch.rows)
+        mx.eval(_results(round_) or batch.states.arrays())
+        landed_at = perf_counter()
+        outcome = _Outcome.of(round_, n)
+        keep, seen, events = [], [], []
+        drafted, accepted = [0] * n, [0] * n
+        for r, row in enumerate(batch.rows):
+            if row.finished:
+                keep.append(0)
+                seen.append([])
+                continue
+            certain = row.tokens[round_.depth[r] : round_.depth[r] + round_.certain[r]]
+            taken: list[int] = []
+            if round_.wants[r]:
+                drafted[r], accepted[r] = round_.lengths[r], outcome.accepted[r]
+                taken = row.commit(outcome.committed(r))
+                if row.history is not None:
+                    row.history = row.history.extended(mx.array(taken, dtype=mx.int32))
+            fed = certain + taken[:-1]
+            keep.append(len(fed))
+            seen.append(fed)
+            report = _report(batch, round_, r, accepted[r], len(taken), landed_at)
+            row.caps.observe(report)
+            events += _events(row, report, taken, outcome.logprobs(r, taken, row))
+        round_.transaction.commit(keep)
+        if self.drafter is not None and batch.draft is not None:
+            self.drafter.observe(batch.draft, Observation(seen, round_.features, drafted, accepted))
+        return events
+
+
+def _feed(certain: list[list[int]], proposal: Proposal | None, lengths: Sequence[int]) -> mx.array:
+    """`[rows, width]`: the certain tokens of each row, then its drafts, right padded."""
+    drafted = max(lengths)
+    if drafted and proposal is not None and all(len(c) == 1 for c in certain):
+        anchors = mx.array(certain, dtype=mx.int32)
+        return mx.concatenate([anchors, proposal.tokens[:, :drafted].astype(mx.int32)], axis=1)
+    width = max(len(c) + m for c, m in zip(certain, lengths, strict=True))
+    if not drafted or proposal is None:
+        return mx.array([c + [0] * (width - len(c)) for c in certain], dtype=mx.int32)
+    rows = []
+    for r, (tokens, m) in enumerate(zip(certain, lengths, strict=True)):
+        pad = [0] * (width - len(tokens) - m)
+        parts = [mx.array(tokens, dtype=mx.int32), proposal.tokens[r, :m].astype(mx.int32)]
+        rows.append(mx.concatenate([*parts, mx.array(pad, dtype=mx.int32)]))
+    return mx.stack(rows)
+
+
+def _aligned(logits: mx.array, certain: Sequence[int], drafted: int) -> mx.array:
+    """`[rows, width, vocab]` to `[rows, drafted + 1, vocab]`: slot i is the target after i drafts."""
+    if all(c == 1 for c in certain):
+        return logits[:, : drafted + 1]
+    last = logits.shape[1] - 1
+    slots = [[min(c - 1 + i, last) for i in range(drafted + 1)] for c in certain]
+    return mx.take_along_axis(logits, mx.array(slots, dtype=mx.int32)[:, :, None], axis=1)
+
+
+def _results(round_: Round) -> list[mx.array]:
+    """The arrays the host reads when the round lands."""
+    if round_.acceptance is None:
+        return []
+    drafts = [round_.drafts] if round_.drafts is not None else []
+    a = round_.acceptance
+    reported = [a.logprobs] if a.logprobs is not None else []
+    return [a.accepted, a.next, *drafts, *reported, *(a.top or ())]
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A round's results as Python numbers."""
+
+    accepted: list[int]
+    next: list[int]
+    drafts: list[list[int]]
+    chosen: list[list[float]] | None
+    top: tuple[list, list] | None
+
+    @classmethod
+    def of(cls, round_: Round, n: int) -> _Outcome:
+        a = round_.acceptance
+        if a is None:
+            return cls([0] * n, [0] * n, [[]] * n, None, None)
+        return cls(
+            accepted=a.accepted.tolist(),  # type: ignore[arg-type]
+            next=a.next.tolist(),  # type: ignore[arg-type]
+            drafts=round_.drafts.tolist() if round_.drafts is not None else [[]] * n,  # type: ignore[arg-type]
+            chosen=a.logprobs.tolist() if a.logprobs is not None else None,  # type: ignore[arg-type]
+            top=(a.top[0].tolist(), a.top[1].tolist()) if a.top is not None else None,  # type: ignore[arg-type]
+        )
+
+    def committed(self, row: int) -> list[int]:
+        return [*self.drafts[row][: self.accepted[row]], self.next[row]]
+
+    def logprobs(self, r: int, taken: Sequence[int], row: Row) -> tuple[TokenLogprob, ...]:
+        wanted = row.request.sampling.logprobs
+        if wanted is None or self.chosen is None:
+            return ()
+        answer = []
+        for slot, token in enumerate(taken):
+            best: Iterator[tuple[int, float]] = iter(())
+            if wanted and self.top is not None:
+                best = zip(self.top[0][r][slot][:wanted], self.top[1][r][slot][:wanted], strict=True)
+            answer.append(TokenLogprob(token, self.chosen[r][slot], tuple(best)))
+        return tuple(answer)
+
+
+def _report(
+    batch: Batch, round_: Round, r: int, accepted: int, committed: int, landed_at: float
+) -> RoundReport:
+    return RoundReport(
+        launched_at=round_.launched_at,
+        landed_at=landed_at,
+        rows=len(batch.rows),
+        width=round_.transaction.width,
+        certain=round_.certain[r],
+        cap=round_.caps[r],
+        drafted=round_.lengths[r],
+        accepted=accepted,
+        committed=committed,
+        depth=round_.depth[r],
+        source=round_.sources[r] if round_.lengths[r] else "",
+        parked=round_.parked[r] and bool(round_.wants[r]),
+    )
+
+
+def _events(
+    row: Row, report: RoundReport, taken: list[int], logprobs: tuple[TokenLogprob, ...]
+) -> list[tuple[Row, EngineEvent]]:
+    total = len(row.request.prompt)
+    events: list[tuple[Row, EngineEvent]] = []
+    if report.depth < total:
+        events.append((row, Prefilled(min(report.depth + report.certain, total), total, report)))
+    if taken:
+        events.append((row, Committed(tuple(taken), report, logprobs)))
+    return events

@@ -1,0 +1,65 @@
+"""One request while it runs: its tokens, its limits, its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlx_dspark.engine.caps import RowCaps
+from mlx_dspark.engine.sampling import RowHistory
+from mlx_dspark.foundation.request import FinishReason, GenerateRequest
+
+
+class Row:
+    """`tokens` is prompt and output; all but those past the state's depth are fed already.
+
+    The newest committed token, once there is one, is the anchor: committed, not yet fed.
+    """
+
+    def __init__(
+        self, request: GenerateRequest, caps: RowCaps, limit: int, vocab: int, index: int = 0
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.caps = caps
+        self.tokens = list(request.prompt)
+        self.limit = limit
+        self.reason: FinishReason | None = None
+        self.announced = False
+        sampling = request.sampling
+        self.history = RowHistory.start(request.prompt, vocab) if sampling.penalised else None
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def produced(self) -> int:
+        return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def budget(self) -> int:
+        """Tokens it may still commit."""
+        return self.limit - self.produced
+
+    @property
+    def finished(self) -> bool:
+        return self.reason is not None
+
+    def commit(self, tokens: Sequence[int]) -> list[int]:
+        """Take tokens until one ends the text; returns those taken."""
+        taken = []
+        for token in tokens:
+            self.tokens.append(token)
+            taken.append(token)
+            self.reason = self._ending(token)
+            if self.finished:
+                break
+        return taken
+
+    def _ending(self, token: int) -> FinishReason | None:
+        request = self.request
+        if token in request.end_ids:
+            return "stop"
+        if request.stop_check is not None and request.stop_check(token):
+            return "stop"
+        return "length" if self.budget == 0 else None

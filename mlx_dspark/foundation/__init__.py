@@ -1,0 +1,1 @@
+"""Values every layer shares: errors, requests, events, paths. No MLX here."""

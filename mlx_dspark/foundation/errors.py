@@ -1,0 +1,87 @@
+"""Every error a user can meet, as one tree.
+
+DsparkError
+├── UsageError            a flag or argument is unknown or out of range
+├── RequestError          one request asks for something impossible
+│   ├── EmptyPrompt
+│   └── ContextOverflow   the prompt does not fit the model's context
+├── LoadError             a model, drafter or file cannot be loaded
+│   ├── ModelNotFound     no such folder, file or repository
+│   ├── BadCheckpoint     a file is missing, truncated, damaged or has the wrong hash
+│   ├── UnsupportedModel  the architecture or packaging is not one we run
+│   ├── RemoteCodeRefused the folder carries Python code
+│   └── DrafterMismatch   the drafter was not made for this target
+└── DownloadError         a registry or hub cannot be reached, or answered wrongly
+
+The message is one sentence that names the field or file; `next_step` says what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class DsparkError(Exception):
+    """Base of all errors that are the user's to mend.
+
+    `sentence` names the field or file at fault; `next_step` says what to do next.
+    """
+
+    exit_code = 2
+
+    def __init__(self, sentence: str, next_step: str = "", *, field: str | None = None) -> None:
+        self.sentence = sentence
+        self.next_step = next_step
+        self.field = field
+        super().__init__(f"{sentence} {next_step}".strip())
+
+
+class UsageError(DsparkError):
+    """A flag, argument or setting is unknown, of the wrong type or out of range."""
+
+
+class RequestError(DsparkError):
+    """A single request cannot be served as asked; the loaded model is unharmed."""
+
+
+class EmptyPrompt(RequestError):
+    """The prompt holds no token."""
+
+
+class ContextOverflow(RequestError):
+    """The prompt, or prompt and answer, do not fit the model's context window."""
+
+    def __init__(self, prompt_tokens: int, context: int) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.context = context
+        super().__init__(
+            f"The prompt has {prompt_tokens} tokens, and the model's context holds {context}.",
+            "Shorten the prompt, or choose a model with a longer context.",
+            field="prompt",
+        )
+
+
+class LoadError(DsparkError):
+    """A model, drafter or file cannot be loaded."""
+
+
+class ModelNotFound(LoadError):
+    """No folder, file or repository of that name exists."""
+
+
+class BadCheckpoint(LoadError):
+    """A file of the checkpoint is missing, truncated, damaged or has the wrong hash."""
+
+
+class UnsupportedModel(LoadError):
+    """The architecture, packaging or quantization is not one that this program runs."""
+
+
+class RemoteCodeRefused(LoadError):
+    """The model folder carries Python code and the user did not permit running it."""
+
+
+class DrafterMismatch(LoadError):
+    """The drafter and the target do not fit each other."""
+
+
+class DownloadError(DsparkError):
+    """A registry or hub cannot be reached, or what it sent is not what was asked for."""

@@ -1,0 +1,89 @@
+"""What the engine says while it works, as one typed stream. Every result is a fold of these events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mlx_dspark.foundation.request import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Natural-log probability of one token, and of the most likely tokens beside it."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """One round as one row saw it. Times are `time.perf_counter` seconds, shared by the rows of a round.
+
+    `cap` is the most drafts the row was allowed, `drafted` how many were verified, `accepted` how many of
+    them the target agreed to, `committed` how many tokens the round added to the output, `certain` how many
+    tokens were fed without doubt, `depth` the committed length before the round, `source` who drafted.
+    """
+
+    launched_at: float
+    landed_at: float
+    rows: int
+    width: int
+    certain: int
+    cap: int
+    drafted: int
+    accepted: int
+    committed: int
+    depth: int
+    source: str = ""
+    parked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was admitted. `reused` prompt tokens need no prefill."""
+
+    prompt_tokens: int
+    reused: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """`done` of `total` prompt tokens are read."""
+
+    done: int
+    total: int
+    report: RoundReport
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Tokens added to the output by one round, in order; `logprobs` is empty unless asked for."""
+
+    tokens: tuple[int, ...]
+    report: RoundReport
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The request is complete. `completion_tokens` counts every committed token, the ending one included."""
+
+    reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+
+
+EngineEvent = Started | Prefilled | Committed | Finished
+
+Channel = Literal["text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the answer: whole characters only, never a part of a stop string."""
+
+    text: str
+    channel: Channel = "text"

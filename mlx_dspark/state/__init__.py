@@ -1,0 +1,1 @@
+"""Transactional layer states: what a model remembers, and how to take it back."""

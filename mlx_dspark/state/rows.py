@@ -1,0 +1,153 @@
+"""A batch is a list of rows: the states of all layers, moved together."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from mlx_dspark.state.base import LayerCapture, LayerState
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """One row of every layer at one moment, of `depth` committed tokens."""
+
+    layers: tuple[LayerCapture, ...]
+    depth: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers)
+
+
+class Transaction:
+    """`width` positions per row that are written but not yet kept.
+
+    Leaving it without a commit rolls it back, and everything begun after it.
+    """
+
+    __slots__ = ("_owner", "_void", "width")
+
+    def __init__(self, owner: RowStates, width: int) -> None:
+        self._owner = owner
+        self.width = width
+        self._void: set[int] = set()
+
+    @property
+    def open(self) -> bool:
+        return self in self._owner._open
+
+    def commit(self, keep: Sequence[int]) -> None:
+        """Row `r` keeps the first `keep[r]` positions. The oldest transaction must close first.
+
+        When an older transaction kept less than all of a row, a younger one must keep nothing of it.
+        """
+        self._owner._commit(self, keep)
+
+    def rollback(self) -> None:
+        self._owner._rollback(self)
+
+
+class RowStates:
+    """Layer states of some rows. `depth[r]` counts the committed tokens of row `r`."""
+
+    def __init__(self, layers: Sequence[LayerState], n: int = 1) -> None:
+        self.layers = list(layers)
+        self.depth = [0] * n
+        self._open: deque[Transaction] = deque()
+
+    def __len__(self) -> int:
+        return len(self.depth)
+
+    @property
+    def cache(self) -> list[Any]:
+        """The layers as the list of caches that mlx-lm model code expects."""
+        return self.layers
+
+    def begin(self, width: int) -> Transaction:
+        """Open a transaction of `width` positions per row; at most two may be open."""
+        assert width >= 1
+        assert len(self._open) < 2, "at most two rounds are in flight"
+        for layer in self.layers:
+            layer.begin(width)
+        transaction = Transaction(self, width)
+        self._open.append(transaction)
+        return transaction
+
+    @contextmanager
+    def transaction(self, width: int) -> Iterator[Transaction]:
+        """`begin`, rolled back on leaving unless committed."""
+        transaction = self.begin(width)
+        try:
+            yield transaction
+        finally:
+            if transaction.open:
+                transaction.rollback()
+
+    def _commit(self, transaction: Transaction, keep: Sequence[int]) -> None:
+        assert transaction.open
+        assert self._open[0] is transaction, "transactions close first in, first out"
+        assert all(keep[row] == 0 for row in transaction._void), "a voided row keeps nothing"
+        for layer in self.layers:
+            layer.commit(keep)
+        self._open.popleft()
+        for row, kept in enumerate(keep):
+            self.depth[row] += kept
+            if kept < transaction.width and self._open:
+                self._open[0]._void.add(row)
+
+    def _rollback(self, transaction: Transaction) -> None:
+        assert transaction.open
+        assert self._open[0] is transaction, "rolling back starts at the oldest transaction"
+        for layer in self.layers:
+            layer.rollback()
+        self._open.clear()
+
+    def join(self, other: RowStates) -> None:
+        """Append the rows of `other`, which must not be used afterwards."""
+        assert not self._open
+        assert not other._open
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.join(theirs)
+        self.depth += other.depth
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows, in this order."""
+        assert not self._open
+        for layer in self.layers:
+            layer.select(rows)
+        self.depth = [self.depth[row] for row in rows]
+
+    def capture(self, row: int) -> Capture:
+        """The committed content of a row; later writes do not move it."""
+        return Capture(tuple(layer.capture(row) for layer in self.layers), self.depth[row])
+
+    def restore(self, row: int, capture: Capture, to: int | None = None) -> None:
+        """Make `row` what was captured, cut back to depth `to` (default: all of it).
+
+        `to` must be a depth that `rewindable` named.
+        """
+        assert not self._open
+        depth = capture.depth if to is None else to
+        assert self.rewindable(capture, depth) == depth
+        for layer, kept in zip(self.layers, capture.layers, strict=True):
+            layer.restore(row, kept, depth)
+        self.depth[row] = depth
+
+    def rewindable(self, capture: Capture, to: int) -> int:
+        """The furthest depth, at most `to`, that every layer can restore `capture` at."""
+        depth, reach = -1, min(to, capture.depth)
+        while reach != depth:
+            depth = reach
+            for layer, kept in zip(self.layers, capture.layers, strict=True):
+                reach = layer.rewindable(kept.depth, reach)
+        return depth
+
+    def arrays(self) -> list[mx.array]:
+        """Every array held, for evaluation."""
+        return [array for layer in self.layers for array in layer.arrays()]

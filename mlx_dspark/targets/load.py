@@ -1,0 +1,87 @@
+"""From a checkpoint to a target: choose the family, place the kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from mlx_dspark.catalog.checkpoint import Checkpoint
+from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
+from mlx_dspark.contracts import TargetSpec
+from mlx_dspark.foundation.errors import UnsupportedModel
+from mlx_dspark.kernels.dispatch import STOCK, CpuWeightsReport, install_cpu_weights
+from mlx_dspark.targets.dense.target import DenseTarget
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a model config that describes the language model."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else config
+
+
+def load_target(
+    checkpoint: Checkpoint,
+    *,
+    cpu_weights: str | None = None,
+    cache_dir: Path,
+    progress: Progress = silent,
+) -> tuple[DenseTarget, CpuWeightsReport]:
+    """The target of a checkpoint with its kernels placed, and the report of how its weights are held.
+
+    The checkpoint's model is changed in place and can no longer be exported. `cpu_weights` pins the layout on
+    the CPU back end. Raises UnsupportedModel, or UsageError for a layout that does not exist.
+    """
+    refuse_untracked_states(checkpoint.model, checkpoint.config)
+    report = install_cpu_weights(
+        checkpoint.model,
+        choice=cpu_weights,
+        cache_dir=cache_dir,
+        progress=lambda message: progress(LoadProgress(message)),
+    )
+    target = target_of(
+        checkpoint.model,
+        checkpoint.config,
+        name=checkpoint.name,
+        context=checkpoint.context,
+        lazy=report.choice in (None, STOCK),
+    )
+    return target, report
+
+
+def refuse_untracked_states(model: nn.Module, config: dict[str, Any]) -> None:
+    """Raises UnsupportedModel when a layer's state is not a growing key/value cache."""
+    kinds = {type(cache).__name__ for cache in make_prompt_cache(model)}
+    if kinds != {KVCache.__name__}:
+        found = ", ".join(sorted(kinds))
+        raise UnsupportedModel(
+            f"The model type {config.get('model_type')!r} keeps layer states ({found}) that this version "
+            "cannot take back.",
+            "Choose a dense text model, such as a Llama or Qwen3.",
+            field="model_type",
+        )
+
+
+def target_of(
+    model: nn.Module, config: dict[str, Any], *, name: str = "", context: int = 0, lazy: bool = True
+) -> DenseTarget:
+    """The target for an mlx-lm model.
+
+    `context` is the most tokens prompt and answer may have together; 0 reads `max_position_embeddings`.
+    `lazy` says whether a forward only builds a graph. Raises UnsupportedModel when a layer's state is not a
+    growing key/value cache.
+    """
+    refuse_untracked_states(model, config)
+    settings = text_config(config)
+    spec = TargetSpec(
+        architecture=str(settings.get("model_type", "")),
+        vocab=int(settings["vocab_size"]),
+        hidden=int(settings["hidden_size"]),
+        layers=len(model.layers),  # type: ignore[attr-defined]
+        context=context or int(settings.get("max_position_embeddings", 0)) or 1 << 20,
+        name=name,
+        lazy=lazy,
+    )
+    return DenseTarget(model, spec)

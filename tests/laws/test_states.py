@@ -1,0 +1,261 @@
+"""The six laws of layer states (`state/base.py`), for every kind, with rows of different keep counts.
+
+A new kind joins by an entry in KINDS: how to make one, what a position's input is, how to feed it, and how to
+read what a row holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlx_dspark.kernels.attention import RowArrays
+from mlx_dspark.state.kv import STEP, KVState
+from mlx_dspark.state.rows import RowStates
+
+HEADS, DIM = 2, 4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`feed(state, inputs [rows, width])` writes inside an open transaction; `held(state, row)` reads back."""
+
+    new: Callable[[int], Any]
+    feed: Callable[[Any, list[list[int]]], None]
+    held: Callable[[Any, int], list[mx.array]]
+
+
+def _kv_inputs(inputs: list[list[int]]) -> tuple[mx.array, mx.array]:
+    base = mx.array(inputs, dtype=mx.float32)[:, None, :, None]
+    keys = base + mx.arange(HEADS)[None, :, None, None] / 8 + mx.arange(DIM) / 64
+    return keys, -2 * keys
+
+
+def _kv_held(state: KVState, row: int) -> list[mx.array]:
+    return list(state.capture(row).arrays)
+
+
+KINDS = {
+    "kv": Kind(
+        new=KVState,
+        feed=lambda state, inputs: state.update_and_fetch(*_kv_inputs(inputs)) and None,
+        held=_kv_held,
+    )
+}
+
+kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+counter = iter(range(10**9))
+
+
+def fresh(rows: int, width: int) -> list[list[int]]:
+    return [[next(counter) for _ in range(width)] for _ in range(rows)]
+
+
+def run(kind: Kind, states: RowStates, inputs: list[list[int]], keep: list[int]) -> None:
+    with states.transaction(len(inputs[0])) as transaction:
+        for layer in states.layers:
+            kind.feed(layer, inputs)
+        transaction.commit(keep)
+
+
+def new(kind: Kind, rows: int, layers: int = 2) -> RowStates:
+    return RowStates([kind.new(rows) for _ in range(layers)], rows)
+
+
+def same(kind: Kind, a: RowStates, b: RowStates, rows: list[tuple[int, int]] | None = None) -> bool:
+    """Whether rows of `a` hold what rows of `b` hold; by default all, index by index."""
+    pairs = rows if rows is not None else [(r, r) for r in range(len(a))]
+    assert pairs
+    for mine, theirs in zip(a.layers, b.layers, strict=True):
+        for r, s in pairs:
+            left, right = kind.held(mine, r), kind.held(theirs, s)
+            if len(left) != len(right) or a.depth[r] != b.depth[s]:
+                return False
+            if not all(mx.array_equal(x, y).item() for x, y in zip(left, right, strict=True)):
+                return False
+    return True
+
+
+def grown(kind: Kind, rows: int, depth: int) -> tuple[RowStates, list[list[int]]]:
+    states, inputs = new(kind, rows), fresh(rows, depth)
+    run(kind, states, inputs, [depth] * rows)
+    return states, inputs
+
+
+@kinds
+@pytest.mark.parametrize("keep", [[0, 0, 0], [1, 3, 5], [5, 0, 2], [5, 5, 5]])
+@pytest.mark.parametrize("depth", [1, 7, STEP - 2, STEP])
+def test_law_1_committing_k_of_w_equals_feeding_k(kind: Kind, keep: list[int], depth: int) -> None:
+    states, begun = grown(kind, 3, depth)
+    block = fresh(3, 5)
+    run(kind, states, block, keep)
+    for row, kept in enumerate(keep):
+        alone = new(kind, 1)
+        run(kind, alone, [begun[row]], [depth])
+        if kept:
+            run(kind, alone, [block[row][:kept]], [kept])
+        assert same(kind, states, alone, [(row, 0)])
+
+
+@kinds
+def test_law_2_committing_nothing_equals_nothing(kind: Kind) -> None:
+    states, begun = grown(kind, 2, 6)
+    twin = new(kind, 2)
+    run(kind, twin, begun, [6, 6])
+    for width in (1, 4, 40):
+        run(kind, states, fresh(2, width), [0, 0])
+        with states.transaction(width):
+            for layer in states.layers:
+                kind.feed(layer, fresh(2, width))
+        assert same(kind, states, twin)
+    more = fresh(2, 3)
+    run(kind, states, more, [3, 3])
+    run(kind, twin, more, [3, 3])
+    assert same(kind, states, twin)
+
+
+@kinds
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_laws_3_and_4_commits_compose_and_rows_stay_apart(kind: Kind, data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 4))
+    states = new(kind, rows)
+    kept: list[list[int]] = [[] for _ in range(rows)]
+    for _ in range(data.draw(st.integers(1, 6))):
+        width = data.draw(st.integers(1, 9))
+        keep = data.draw(st.lists(st.integers(0, width), min_size=rows, max_size=rows))
+        block = fresh(rows, width)
+        run(kind, states, block, keep)
+        for row in range(rows):
+            kept[row] += block[row][: keep[row]]
+    for row, tokens in enumerate(kept):
+        assert states.depth[row] == len(tokens)
+        alone = new(kind, 1)
+        if tokens:
+            run(kind, alone, [tokens], [len(tokens)])
+        assert same(kind, states, alone, [(row, 0)])
+
+
+@kinds
+def test_law_5_a_capture_is_unmoved_by_later_writes(kind: Kind) -> None:
+    for depth in (3, STEP):
+        states, _ = grown(kind, 2, depth)
+        capture = states.capture(1)
+        before = [mx.array(array) for layer in capture.layers for array in layer.arrays]
+        mx.eval(before)
+        run(kind, states, fresh(2, 2), [0, 0])
+        run(kind, states, fresh(2, 3), [3, 2])
+        mx.eval(states.arrays())
+        after = [array for layer in capture.layers for array in layer.arrays]
+        assert before
+        assert all(mx.array_equal(x, y).item() for x, y in zip(before, after, strict=True))
+        assert capture.nbytes == sum(array.nbytes for array in after) > 0
+        restored = new(kind, 1)
+        restored.restore(0, capture)
+        run(kind, restored, fresh(1, 4), [4])
+        assert all(mx.array_equal(x, y).item() for x, y in zip(before, after, strict=True))
+
+
+@kinds
+def test_law_6_join_select_capture_and_restore_invert_each_other(kind: Kind) -> None:
+    left, left_inputs = grown(kind, 2, 4)
+    right, right_inputs = grown(kind, 1, 9)
+    twins = [new(kind, 1) for _ in range(3)]
+    for twin, inputs in zip(twins, [*left_inputs, *right_inputs], strict=True):
+        run(kind, twin, [inputs], [len(inputs)])
+    left.join(right)
+    assert left.depth == [4, 4, 9]
+    for row, twin in enumerate(twins):
+        assert same(kind, left, twin, [(row, 0)])
+    left.select([2, 0])
+    assert left.depth == [9, 4]
+    assert same(kind, left, twins[2], [(0, 0)])
+    assert same(kind, left, twins[0], [(1, 0)])
+    restored = new(kind, 1)
+    restored.restore(0, left.capture(0))
+    assert same(kind, restored, twins[2], [(0, 0)])
+    more = fresh(1, 3)
+    run(kind, restored, more, [2])
+    run(kind, twins[2], more, [2])
+    assert same(kind, restored, twins[2], [(0, 0)])
+
+
+@kinds
+def test_a_capture_restores_at_every_depth_that_it_names(kind: Kind) -> None:
+    states, inputs = grown(kind, 1, 7)
+    capture = states.capture(0)
+    for wish in range(9):
+        depth = states.rewindable(capture, wish)
+        assert depth <= min(wish, 7)
+        restored = new(kind, 1)
+        restored.restore(0, capture, depth)
+        twin = new(kind, 1)
+        if depth:
+            run(kind, twin, [inputs[0][:depth]], [depth])
+        assert same(kind, restored, twin)
+
+
+@kinds
+def test_two_rounds_in_flight_equal_two_rounds_in_turn(kind: Kind) -> None:
+    states, begun = grown(kind, 2, 3)
+    twin = new(kind, 2)
+    run(kind, twin, begun, [3, 3])
+    first, second = fresh(2, 1), fresh(2, 1)
+    one = states.begin(1)
+    for layer in states.layers:
+        kind.feed(layer, first)
+    two = states.begin(1)
+    for layer in states.layers:
+        kind.feed(layer, second)
+    one.commit([1, 1])
+    two.commit([1, 0])
+    run(kind, twin, first, [1, 1])
+    run(kind, twin, second, [1, 0])
+    assert same(kind, states, twin)
+
+
+@kinds
+def test_rolling_back_the_first_round_in_flight_drops_both(kind: Kind) -> None:
+    states, begun = grown(kind, 2, 3)
+    twin = new(kind, 2)
+    run(kind, twin, begun, [3, 3])
+    one = states.begin(1)
+    for layer in states.layers:
+        kind.feed(layer, fresh(2, 1))
+    two = states.begin(1)
+    one.rollback()
+    assert not one.open
+    assert not two.open
+    assert same(kind, states, twin)
+
+
+@kinds
+def test_misuse_is_caught(kind: Kind) -> None:
+    states, _ = grown(kind, 1, 3)
+    one, two = states.begin(2), states.begin(1)
+    with pytest.raises(AssertionError, match="first in, first out"):
+        two.commit([1])
+    with pytest.raises(AssertionError, match="two rounds"):
+        states.begin(1)
+    one.commit([1])
+    with pytest.raises(AssertionError, match="voided"):
+        two.commit([1])
+    two.commit([0])
+    assert states.depth == [4]
+
+
+def test_one_row_hands_model_code_plain_arrays_and_several_hand_it_rows() -> None:
+    alone, together = KVState(1), KVState(2)
+    alone.begin(2)
+    together.begin(2)
+    keys, values = _kv_inputs(fresh(2, 2))
+    assert isinstance(alone.update_and_fetch(keys[:1], values[:1])[0], mx.array)
+    assert isinstance(together.update_and_fetch(keys, values)[0], RowArrays)
+    assert alone.offset == 0
+    assert together.offset.tolist() == [0, 0]
