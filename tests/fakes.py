@@ -9,8 +9,18 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generate_step
 
-from mlx_dspark.contracts import Ask, Observation, Proposal, Source, Target
-from mlx_dspark.nn.probs import PointMass
+from mlx_dspark.contracts import (
+    Ask,
+    Forward,
+    Logits,
+    Observation,
+    Proposal,
+    Source,
+    Target,
+    TargetSpec,
+)
+from mlx_dspark.nn.probs import Dense, PointMass
+from mlx_dspark.state.rows import RowStates
 
 
 def stock_greedy(model: Any, prompt: Sequence[int], n: int) -> list[int]:
@@ -114,3 +124,55 @@ class TextOracle:
             if text[: len(prefix)] == list(prefix):
                 return (text[len(prefix) : len(prefix) + n] + [0] * n)[:n]
         return [0] * n
+
+
+class TableTarget:
+    """A target whose logits depend on the last token alone: `table` `[vocab, vocab]`, a row per token."""
+
+    def __init__(self, table: mx.array, context: int = 512) -> None:
+        self._table = table
+        vocab = table.shape[0]
+        self.spec = TargetSpec("table", vocab, hidden=1, layers=0, context=context)
+
+    def new_rows(self, n: int = 1) -> RowStates:
+        return RowStates([], n)
+
+    def forward(
+        self, tokens: mx.array, rows: RowStates, *, taps: tuple[int, ...] = (), logits: Logits = Logits.ALL
+    ) -> Forward:
+        assert not taps
+        assert tokens.shape[0] == len(rows)
+        out = self._table[tokens]
+        return Forward({Logits.ALL: out, Logits.LAST: out[:, -1:], Logits.NONE: None}[logits], None)
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        raise NotImplementedError("a table has no embedding")
+
+    def unembed(self, hidden: mx.array) -> mx.array:
+        raise NotImplementedError("a table has no head")
+
+
+class TableDrafter(ScriptedDrafter):
+    """Draws each draft from `q` `[vocab, vocab]`, a row per last token; lengths vary from row to row."""
+
+    def __init__(self, q: mx.array, max_draft: int = 3, seed: int = 0) -> None:
+        super().__init__(lambda _, n: [0] * n, 1.0, vocab=q.shape[0], max_draft=max_draft, seed=seed)
+        self._q = q
+
+    def propose(self, rows: ScriptedRows, ask: Ask) -> Proposal:
+        lengths = tuple(self._random.randint(0, cap) for cap in ask.caps)
+        last, width = mx.array(list(ask.anchors)), max(lengths)
+        first = mx.array(list(ask.positions))[:, None] + 1
+        tokens, probs = [], []
+        for i in range(width):
+            q = self._q[last]
+            gumbel = ask.noise.draft_gumbel(first + i, q.shape[-1])[:, 0]
+            last = mx.argmax(mx.log(q) + gumbel, axis=-1)
+            tokens.append(last)
+            probs.append(q)
+        if not width:
+            empty = mx.zeros((len(lengths), 0), mx.int32)
+            return Proposal(empty, lengths, PointMass(empty, self._vocab), ("",) * len(lengths))
+        drafted = mx.stack(tokens, axis=1).astype(mx.int32)
+        source = tuple(self.name if n else "" for n in lengths)
+        return Proposal(drafted, lengths, Dense(mx.stack(probs, axis=1)), source)

@@ -12,7 +12,7 @@ from mlx_dspark.catalog.checkpoint import Checkpoint
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.contracts import TargetSpec
 from mlx_dspark.foundation.errors import UnsupportedModel
-from mlx_dspark.kernels.dispatch import STOCK, CpuWeightsReport, install_cpu_weights
+from mlx_dspark.kernels.dispatch import STOCK, install_cpu_weights
 from mlx_dspark.targets.dense.target import DenseTarget
 
 
@@ -28,8 +28,8 @@ def load_target(
     cpu_weights: str | None = None,
     cache_dir: Path,
     progress: Progress = silent,
-) -> tuple[DenseTarget, CpuWeightsReport]:
-    """The target of a checkpoint with its kernels placed, and the report of how its weights are held.
+) -> DenseTarget:
+    """The target of a checkpoint with its kernels placed; its `report` says how its weights are held.
 
     The checkpoint's model is changed in place and can no longer be exported. `cpu_weights` pins the layout on
     the CPU back end. Raises UnsupportedModel, or UsageError for a layout that does not exist.
@@ -48,7 +48,8 @@ def load_target(
         context=checkpoint.context,
         lazy=report.choice in (None, STOCK),
     )
-    return target, report
+    target.report = report
+    return target
 
 
 def refuse_untracked_states(model: nn.Module, config: dict[str, Any]) -> None:

@@ -123,5 +123,5 @@ def test_refused_long_drafts_shrink_to_the_base_length() -> None:
     [{"max_draft": 0}, {"max_draft": 65}, {"long_draft": -1}, {"min_n": 0}, {"min_n": 5, "max_n": 4}],
 )
 def test_sizes_out_of_range_are_refused(options: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="out of range|no range"):
+    with pytest.raises(UsageError, match=r"out of range|no range"):
         LookupDrafter(**options)

@@ -24,7 +24,7 @@ HEADS, DIM = 2, 4
 
 @dataclass(frozen=True)
 class Kind:
-    """`feed(state, inputs [rows, width])` writes inside an open transaction; `held(state, row)` reads back."""
+    """`feed(state, inputs [rows, width])` writes inside an open transaction; `held(state, row)` reads."""
 
     new: Callable[[int], Any]
     feed: Callable[[Any, list[list[int]]], None]

@@ -12,6 +12,9 @@ from mlx_dspark.drafters.lookup.index import LONGEST_MATCH, NgramIndex
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.nn.probs import PointMass
 
+LONGEST_DRAFT = 64
+"""No draft is longer, whatever is asked for."""
+
 LONG_MATCH = 8
 """A match of this many tokens earns a draft of up to twice its length."""
 
@@ -72,10 +75,10 @@ class LookupDrafter:
 
     def __init__(self, *, min_n: int = 3, max_n: int = 4, max_draft: int = 6, long_draft: int = 32) -> None:
         for field_name, value, least in (("max_draft", max_draft, 1), ("lookup_long_draft", long_draft, 0)):
-            if not isinstance(value, int) or not least <= value <= 64:
+            if not isinstance(value, int) or not least <= value <= LONGEST_DRAFT:
                 raise UsageError(
                     f"{field_name} is {value!r}, which is out of range.",
-                    f"Give an integer from {least} to 64.",
+                    f"Give an integer from {least} to {LONGEST_DRAFT}.",
                     field=field_name,
                 )
         if not 1 <= min_n <= max_n <= LONGEST_MATCH:

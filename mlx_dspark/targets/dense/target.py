@@ -11,6 +11,7 @@ import mlx.nn as nn
 from mlx_dspark.contracts import Forward, Logits, TargetSpec
 from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.kernels.attention import install_row_attention
+from mlx_dspark.kernels.dispatch import CpuWeightsReport
 from mlx_dspark.state.kv import KVState
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.targets.taps import tap_layers
@@ -28,6 +29,7 @@ class DenseTarget:
     def __init__(self, model: nn.Module, spec: TargetSpec) -> None:
         self.model: Any = model
         self.spec = spec
+        self.report: CpuWeightsReport | None = None
         install_row_attention(model)
         self._taps = tap_layers(model.layers)  # type: ignore[attr-defined]
         probe = mx.array([[0, 1 % spec.vocab, 2 % spec.vocab]])

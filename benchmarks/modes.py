@@ -1,0 +1,269 @@
+"""Every mode against plain decoding and stock mlx-lm, side by side in one run.
+
+    python benchmarks/modes.py                      # the default model, all contents
+    python benchmarks/modes.py --short              # a minute or two, for CI
+    python benchmarks/modes.py --model FOLDER --drafter FOLDER --json out.json
+
+Stock mlx-lm runs in a process of its own over an export of the model. For each prompt the arms take turns, as
+often as --trials says, and each arm keeps its best time; a row of the table is the ratio of summed times.
+Rates count decoding only. Greedy ids are compared with plain decoding's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from mlx_dspark.catalog.checkpoint import load_checkpoint
+from mlx_dspark.catalog.export import export_model
+from mlx_dspark.catalog.resolve import resolve_model
+from mlx_dspark.chat.template import encode_prompt
+from mlx_dspark.contracts import Drafter
+from mlx_dspark.drafters.first_hit import FirstHit
+from mlx_dspark.drafters.lookup import LookupDrafter
+from mlx_dspark.engine.caps import MaxDraft, cap_policy
+from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.events import Committed
+from mlx_dspark.foundation.paths import default_cache_dir
+from mlx_dspark.foundation.request import GenerateRequest
+from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.pair import load_parts
+
+HERE = Path(__file__).parent
+EDIT = '''Repeat this file exactly, and change nothing but the name of the function `area` to `surface`.
+
+```python
+import math
+
+
+def area(radius: float) -> float:
+    """The area of a circle of this radius, in square metres."""
+    if radius < 0:
+        raise ValueError("the radius of a circle cannot be negative")
+    return math.pi * radius * radius
+
+
+def circumference(radius: float) -> float:
+    """The circumference of a circle of this radius, in metres."""
+    if radius < 0:
+        raise ValueError("the radius of a circle cannot be negative")
+    return 2 * math.pi * radius
+```'''
+
+
+@dataclass
+class Run:
+    tokens: list[int]
+    decode_seconds: float
+    prefill_seconds: float
+    drafted: int = 0
+    accepted: int = 0
+    verify_rounds: int = 0
+    parked: int = 0
+
+
+@dataclass
+class Tally:
+    """One arm on one content: the best run of each prompt."""
+
+    runs: list[Run] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        tokens = sum(len(run.tokens) - 1 for run in self.runs)
+        return tokens / max(sum(run.decode_seconds for run in self.runs), 1e-9)
+
+    @property
+    def accept_length(self) -> float:
+        rounds = sum(run.verify_rounds for run in self.runs)
+        return sum(run.accepted + run.verify_rounds for run in self.runs) / rounds if rounds else 0.0
+
+
+Arm = Callable[[list[int], int], Run]
+
+
+class Stock:
+    """Stock mlx-lm over an exported folder, in its own process."""
+
+    def __init__(self, folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "stock_worker.py"), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit("the process of stock mlx-lm ended; its message is above")
+        return json.loads(line)
+
+    def __call__(self, ids: list[int], new: int) -> Run:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"ids": ids, "new": new}) + "\n")
+        self._process.stdin.flush()
+        answer = self._read()
+        return Run(answer["tokens"], answer["decode_seconds"], answer["prefill_seconds"])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft) -> Arm:
+    """An arm of ours. Its policy lives on from prompt to prompt, as it does in a session."""
+    if drafter is not None:
+        drafter.bind(target)
+    engine = Engine(
+        target, drafter, cap=cap_policy(max_draft, drafter.sources if drafter is not None else ())
+    )
+
+    def run(ids: list[int], new: int) -> Run:
+        started, answer = perf_counter(), Run([], 0.0, 0.0)
+        first = last = started
+        for event in engine.stream(GenerateRequest(tuple(ids), new)):
+            if not isinstance(event, Committed):
+                continue
+            report, last = event.report, perf_counter()
+            first = last if not answer.tokens else first
+            answer.tokens += event.tokens
+            answer.drafted += report.drafted
+            answer.accepted += report.accepted
+            answer.verify_rounds += report.drafted > 0
+            answer.parked += report.parked
+        answer.prefill_seconds, answer.decode_seconds = first - started, last - first
+        return answer
+
+    return run
+
+
+def arms_of(args: argparse.Namespace, target: Any, drafter: Drafter | None) -> dict[str, Arm]:
+    arms = {"plain": arm_of(target, None, None)}
+    for label, max_draft in (("derived", None), ("auto", "auto")):
+        arms[f"lookup, {label}"] = arm_of(target, LookupDrafter(), max_draft)
+    arms["lookup, whole block"] = arm_of(target, LookupDrafter(), 0)
+    if drafter is not None:
+        for label, max_draft in (("derived", None), ("auto", "auto"), ("whole block", 0)):
+            arms[f"{drafter.name}, {label}"] = arm_of(target, drafter, max_draft)
+        both = FirstHit([LookupDrafter(min_n=4, max_n=5), drafter])
+        arms[f"lookup+{drafter.name}, auto"] = arm_of(target, both, "auto")
+    if args.arms:
+        arms = {
+            name: arm for name, arm in arms.items() if name == "plain" or any(a in name for a in args.arms)
+        }
+    return arms
+
+
+def contents(args: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    yield "edit", [EDIT]
+    for name in ("chat", "code", "math"):
+        lines = (HERE / "prompts" / f"{name}.jsonl").read_text().splitlines()[: args.prompts]
+        yield name, [json.loads(line)["prompt"] for line in lines]
+
+
+def measure(arms: dict[str, Arm], prompts: list[list[int]], new: int, trials: int) -> dict[str, Tally]:
+    tallies = {name: Tally() for name in arms}
+    for ids in prompts:
+        best: dict[str, Run] = {}
+        for trial in range(trials):
+            order = list(arms) if trial % 2 == 0 else list(reversed(arms))
+            for name in order:
+                run = arms[name](ids, new)
+                if name not in best or run.decode_seconds < best[name].decode_seconds:
+                    best[name] = run
+        for name, run in best.items():
+            tallies[name].runs.append(run)
+    return tallies
+
+
+def show(content: str, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
+    plain, rows = tallies["plain"], []
+    for name, tally in tallies.items():
+        pairs = list(zip(tally.runs, plain.runs, strict=True))
+        row = {
+            "content": content,
+            "arm": name,
+            "tokens_per_sec": round(tally.rate, 2),
+            "against_plain": round(tally.rate / plain.rate, 3),
+            "accept_length": round(tally.accept_length, 2),
+            "drafted": sum(run.drafted for run in tally.runs),
+            "accepted": sum(run.accepted for run in tally.runs),
+            "parked_rounds": sum(run.parked for run in tally.runs),
+            "prefill_seconds": round(sum(run.prefill_seconds for run in tally.runs), 2),
+            "same_ids_as_plain": sum(a.tokens == b.tokens for a, b in pairs),
+            "prompts": len(pairs),
+        }
+        rows.append(row)
+        print(
+            f"| {content} | {name} | {row['tokens_per_sec']:.1f} | {row['against_plain']:.2f} | "
+            f"{row['accept_length']:.2f} | {row['accepted']}/{row['drafted']} | {row['parked_rounds']} | "
+            f"{row['prefill_seconds']:.1f} | {row['same_ids_as_plain']}/{row['prompts']} |",
+            flush=True,
+        )
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--drafter")
+    parser.add_argument("--cpu-weights", help="pin the CPU weight layout, such as stock")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts of each content (default 8)")
+    parser.add_argument("--new", type=int, default=128, help="tokens per prompt (default 128)")
+    parser.add_argument("--trials", type=int, default=2, help="turns of each arm (default 2)")
+    parser.add_argument("--arms", nargs="*", help="only arms whose name contains one of these, and plain")
+    parser.add_argument("--no-stock", action="store_true", help="leave stock mlx-lm out")
+    parser.add_argument(
+        "--short", action="store_true", help="one prompt of each content, 48 tokens, one turn"
+    )
+    parser.add_argument("--json", type=Path, help="write all rows to this file")
+    args = parser.parse_args()
+    if args.short:
+        args.prompts, args.new, args.trials = 1, 48, 1
+
+    mode = "auto" if args.drafter else "baseline"
+    wanted = {"model": args.model, "drafter": args.drafter, "cpu_weights": args.cpu_weights, "mode": mode}
+    if args.drafter:
+        wanted["lookup_drafts"] = False
+    parts = load_parts(LoadSettings.of({k: v for k, v in wanted.items() if v is not None}))
+    print(f"{parts.name} on {platform.machine()}, {platform.processor() or platform.system()}")
+    print(getattr(parts.target, "report", ""))
+    arms = arms_of(args, parts.target, parts.drafter)
+    with tempfile.TemporaryDirectory() as scratch:
+        stock = None
+        if not args.no_stock:
+            folder = Path(scratch) / "export"
+            export_model(load_checkpoint(resolve_model(args.model, cache_dir=default_cache_dir())), folder)
+            stock = Stock(folder)
+            arms["stock mlx-lm"] = stock
+        print(
+            "| content | arm | tok/s | x plain | accept length | accepted | parked | prefill s | same ids |"
+        )
+        print("|---|---|---|---|---|---|---|---|---|")
+        rows: list[dict[str, Any]] = []
+        for arm in arms.values():
+            arm(list(range(20, 40)), 8)
+        for content, prompts in contents(args):
+            ids = [list(encode_prompt(parts.tokenizer, prompt)) for prompt in prompts]
+            rows += show(content, measure(arms, ids, args.new, args.trials))
+        if stock is not None:
+            stock.close()
+    if args.json:
+        args.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

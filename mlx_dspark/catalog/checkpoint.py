@@ -1,0 +1,182 @@
+"""Loading a resolved model: its weights in mlx-lm's own modules, its tokenizer, and when an answer ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models import llama
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_model, load_tokenizer
+
+from mlx_dspark.catalog.folder import check_folder, read_json, weight_files
+from mlx_dspark.catalog.gguf_file import open_gguf
+from mlx_dspark.catalog.gguf_model import llama_config, llama_weights
+from mlx_dspark.catalog.gguf_tokenizer import gguf_tokenizer
+from mlx_dspark.catalog.integrity import fingerprint
+from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
+from mlx_dspark.catalog.resolve import ModelRef
+from mlx_dspark.compat.tokenizers_errors import tokenizer_errors
+from mlx_dspark.foundation.errors import BadCheckpoint
+
+UNBOUNDED_CONTEXT = 1 << 20
+_EVAL_STEPS = 16
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as stock mlx-lm would hold it, before any kernel is placed.
+
+    `config` is its config.json, with the `quantization` section that its modules have; `context` is the most
+    tokens prompt and answer may have together; `content_hash` names the weights and config, whatever their
+    folder is called; `source` says where they came from.
+    """
+
+    name: str
+    path: Path
+    config: dict[str, Any]
+    model: nn.Module
+    tokenizer: TokenizerWrapper
+    eos_token_ids: frozenset[int]
+    context: int
+    content_hash: str
+    source: str
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self.tokenizer.has_chat_template)
+
+
+def load_checkpoint(ref: ModelRef, *, progress: Progress = silent) -> Checkpoint:
+    """Check and load a model.
+
+    On the CPU back end everything computes in float32; elsewhere a GGUF file computes in float16, which holds
+    its scales exactly, and a folder as it is stored. Raises BadCheckpoint, UnsupportedModel or
+    RemoteCodeRefused.
+    """
+    progress(LoadProgress(f"reading {ref.name}", 0.0))
+    checkpoint = _load_gguf(ref) if ref.packaging == "gguf" else _load_folder(ref)
+    _evaluate(checkpoint.model, ref.name, progress)
+    return checkpoint
+
+
+def computes_on_cpu() -> bool:
+    """Whether MLX's default device is the CPU."""
+    return mx.default_device().type == mx.DeviceType.cpu
+
+
+def _load_gguf(ref: ModelRef) -> Checkpoint:
+    file = open_gguf(ref.path)
+    config = llama_config(file)
+    context = int(config["max_position_embeddings"])
+    tokenizer = gguf_tokenizer(file, context)
+    dtype = mx.float32 if computes_on_cpu() else mx.float16
+    weights, quantization = llama_weights(file, config, dtype)
+    eos = frozenset(tokenizer.eos_token_ids)
+    config |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": sorted(eos)}
+    config |= {"pad_token_id": tokenizer.pad_token_id, "torch_dtype": str(dtype).removeprefix("mlx.core.")}
+    if quantization:
+        config["quantization"] = quantization
+    return Checkpoint(
+        name=ref.name,
+        path=ref.path,
+        config=config,
+        model=_build_llama(ref.path, config, weights),
+        tokenizer=tokenizer,
+        eos_token_ids=eos,
+        context=context,
+        content_hash=fingerprint([ref.path]),
+        source=ref.source,
+    )
+
+
+def _build_llama(path: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> nn.Module:
+    model = llama.Model(llama.ModelArgs.from_dict(config))
+    if section := config.get("quantization"):
+
+        def width_of(name: str, _: nn.Module) -> bool | dict[str, Any]:
+            return section.get(name, True) if f"{name}.scales" in weights else False
+
+        nn.quantize(
+            model, section["group_size"], section["bits"], mode=section["mode"], class_predicate=width_of
+        )
+    model.eval()
+    with _blaming(f"The weights of {path}"):
+        model.load_weights(list(weights.items()))
+    return model
+
+
+def _load_folder(ref: ModelRef) -> Checkpoint:
+    trust = ref.trust_remote_code
+    stored = check_folder(ref.path, trust_remote_code=trust)
+    with _blaming(f"The model in {ref.path}"):
+        model, config = load_model(ref.path, lazy=True, trust_remote_code=trust)
+    if computes_on_cpu():
+        model.set_dtype(mx.float32)
+    declared = _declared_eos(ref.path, stored)
+    with _blaming(f"The tokenizer of {ref.path}"), tokenizer_errors():
+        tokenizer = load_tokenizer(ref.path, {"trust_remote_code": trust}, eos_token_ids=sorted(declared))
+    return Checkpoint(
+        name=ref.name,
+        path=ref.path,
+        config=config,
+        model=model,
+        tokenizer=tokenizer,
+        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        context=_context(stored),
+        content_hash=fingerprint([ref.path / "config.json", *weight_files(ref.path)]),
+        source=ref.source,
+    )
+
+
+def _declared_eos(path: Path, config: dict[str, Any]) -> frozenset[int]:
+    """The end-of-sequence ids of config.json and generation_config.json together."""
+    generation = path / "generation_config.json"
+    sections = [config, read_json(generation) if generation.is_file() else {}]
+    ids: set[int] = set()
+    for section in sections:
+        value = section.get("eos_token_id")
+        ids |= {value} if isinstance(value, int) else set(value or ())
+    return frozenset(ids)
+
+
+def _context(config: dict[str, Any]) -> int:
+    """The declared context in tokens; recurrent models that declare none are taken as unbounded."""
+    for section in (config, config.get("text_config") or {}):
+        for key in (
+            "max_position_embeddings",
+            "n_positions",
+            "max_seq_len",
+            "seq_length",
+            "model_max_length",
+        ):
+            if isinstance(length := section.get(key), int) and length > 0:
+                return length
+    return UNBOUNDED_CONTEXT
+
+
+@contextmanager
+def _blaming(part: str) -> Iterator[None]:
+    """What a foreign loader raises about a folder's content becomes BadCheckpoint, naming `part`."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as error:
+        detail = str(error).partition("\n")[0].rstrip(". :") or type(error).__name__
+        raise BadCheckpoint(
+            f"{part} cannot be loaded: {detail}.",
+            "Check that its config, weights and tokenizer belong together.",
+        ) from error
+
+
+def _evaluate(model: nn.Module, name: str, progress: Progress) -> None:
+    """Bring all weights into memory, a slice at a time so that progress is real."""
+    arrays = [array for _, array in tree_flatten(model.parameters())]
+    for step in range(_EVAL_STEPS):
+        mx.eval(arrays[step * len(arrays) // _EVAL_STEPS : (step + 1) * len(arrays) // _EVAL_STEPS])
+        progress(LoadProgress(f"reading {name}", (step + 1) / _EVAL_STEPS))

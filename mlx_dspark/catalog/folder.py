@@ -1,0 +1,112 @@
+"""What a model folder must hold before anything of it is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from mlx_dspark.catalog.integrity import check_safetensors
+from mlx_dspark.compat.mlx_lm_models import knows_model_type
+from mlx_dspark.foundation.errors import BadCheckpoint, RemoteCodeRefused, UnsupportedModel
+
+_TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("tiktoken.model",))
+_FETCH_AGAIN = "Fetch or copy the model again."
+
+
+def check_folder(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
+    """The parsed config.json of a complete, loadable model folder.
+
+    Raises BadCheckpoint naming the missing or damaged file, RemoteCodeRefused when the folder carries Python
+    code and `trust_remote_code` is false, UnsupportedModel when mlx-lm has no class for its model type.
+    """
+    config = read_config(path)
+    if not trust_remote_code:
+        refuse_remote_code(path, config)
+    if "model_file" not in config and not knows_model_type(config):
+        raise UnsupportedModel(
+            f"{path / 'config.json'} has model_type {config['model_type']!r}, which mlx-lm does not know.",
+            "Choose a model that mlx-lm supports, or a newer mlx-lm.",
+            field="model_type",
+        )
+    for shard in weight_files(path):
+        check_safetensors(shard)
+    if not any(all((path / name).is_file() for name in names) for names in _TOKENIZERS):
+        raise BadCheckpoint(f"{path} has no tokenizer (tokenizer.json or tokenizer.model).", _FETCH_AGAIN)
+    return config
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json with a `model_type`; raises BadCheckpoint."""
+    if not (path / "config.json").is_file():
+        raise BadCheckpoint(f"{path} has no config.json; it holds {_contents(path)}.", "Name a model folder.")
+    config = read_json(path / "config.json")
+    if not isinstance(config.get("model_type"), str):
+        raise BadCheckpoint(
+            f"{path / 'config.json'} names no model_type.", "Name the folder of a language model."
+        )
+    return config
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; raises BadCheckpoint naming the file and the place where it stops making sense."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadCheckpoint(
+            f"{path} cannot be read: {error.strerror}.", "Check the file and its rights."
+        ) from error
+    except ValueError as error:
+        raise BadCheckpoint(f"{path} is not valid JSON: {error}.", _FETCH_AGAIN) from error
+    if not isinstance(value, dict):
+        raise BadCheckpoint(
+            f"{path} holds a JSON {type(value).__name__} in place of an object.", _FETCH_AGAIN
+        )
+    return value
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The shards that mlx-lm would load; raises BadCheckpoint for none, or an index that names others."""
+    shards = sorted(path.glob("model*.safetensors"))
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        named = read_json(index).get("weight_map")
+        if not isinstance(named, dict):
+            raise BadCheckpoint(f"{index} has no weight_map.", _FETCH_AGAIN)
+        absent = sorted({str(name) for name in named.values()} - {shard.name for shard in shards})
+        if absent:
+            raise BadCheckpoint(f"{path} lacks {', '.join(absent[:3])}, which its index names.", _FETCH_AGAIN)
+    if not shards:
+        raise BadCheckpoint(
+            f"{path} has no model*.safetensors; it holds {_contents(path)}.",
+            "Convert other weights with `mlx_lm.convert`.",
+        )
+    return shards
+
+
+def refuse_remote_code(path: Path, config: dict[str, Any]) -> None:
+    """Raises RemoteCodeRefused when loading the folder could run code from it.
+
+    mlx-lm executes the file that `model_file` names, transformers the modules that `auto_map` names in
+    config.json or tokenizer_config.json; a stray *.py is refused too, since another file may run it.
+    """
+    reasons = [f"config.json sets {key}" for key in ("model_file", "auto_map") if key in config]
+    tokenizer_config = path / "tokenizer_config.json"
+    if tokenizer_config.is_file() and "auto_map" in read_json(tokenizer_config):
+        reasons.append("tokenizer_config.json sets auto_map")
+    reasons += [f"it holds {script.relative_to(path)}" for script in sorted(path.rglob("*.py"))[:1]]
+    if reasons:
+        raise RemoteCodeRefused(
+            f"{path} carries Python code: {', '.join(reasons)}.",
+            "Read the code, and pass --trust-remote-code if you trust it.",
+            field="trust_remote_code",
+        )
+
+
+def _contents(path: Path) -> str:
+    names = sorted(entry.name for entry in path.iterdir())
+    return (
+        ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        if names
+        else "nothing"
+    )

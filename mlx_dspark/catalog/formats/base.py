@@ -1,0 +1,146 @@
+"""What every packaging is translated into: one config and one dict of weights, checked against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+import mlx.core as mx
+
+from mlx_dspark.foundation.errors import BadCheckpoint
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """A block drafter in numbers, whatever packaging it came in.
+
+    `family` names the forward math and `backbone` its layer style. `taps` are 0-based target layers, -1 the
+    embedding output. `first_slot` is the first block slot that predicts (0: the anchor slot predicts too).
+    `layer_causal[i]` and `layer_windows[i]` (positions, None = unbounded) are the mask of drafter layer `i`.
+    `target_layers` is None where the file does not tell. `softcap` None means no cap.
+    """
+
+    family: Literal["dspark", "dflash"]
+    backbone: Literal["qwen3", "gemma4"]
+    hidden: int
+    vocab: int
+    draft_vocab: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    attention_bias: bool
+    rope_theta: float
+    block_size: int
+    first_slot: int
+    mask_token: int
+    taps: tuple[int, ...]
+    layer_causal: tuple[bool, ...]
+    layer_windows: tuple[int | None, ...]
+    rope_kind: str = "default"
+    rope_options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    target_layers: int | None = None
+    values_from_keys: bool = False
+    markov: Literal["none", "vanilla", "gated", "rnn"] = "none"
+    markov_rank: int = 0
+    confidence: bool = False
+    confidence_with_markov: bool = False
+    softcap: float | None = None
+    embedding_scale: float = 1.0
+    output_multiplier: float = 1.0
+    own_embedding: bool = False
+    own_head: bool = False
+    tied: bool = False
+
+    @property
+    def max_draft(self) -> int:
+        """Most drafts one block can hold."""
+        return self.block_size - self.first_slot
+
+
+@dataclass(frozen=True)
+class DrafterCheckpoint:
+    """A drafter as read from disk. `weights` are named as `drafter-formats` section 1.3 names them.
+
+    `d2t` `[draft_vocab]` int32 belongs to a reduced draft vocabulary: draft id `j` is target id `j + d2t[j]`.
+    """
+
+    packaging: str
+    config: DrafterConfig
+    weights: dict[str, mx.array]
+    files: tuple[Path, ...]
+    d2t: mx.array | None = None
+
+
+def backbone_tensors(config: DrafterConfig) -> dict[str, Shape]:
+    """Names and shapes of the fusion, the layers and the final norm."""
+    hidden = config.hidden
+    expected: dict[str, Shape] = {
+        "fc.weight": (hidden, len(config.taps) * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    for index in range(config.layers):
+        expected |= {f"layers.{index}.{name}": shape for name, shape in _layer_tensors(config).items()}
+    return expected
+
+
+def _layer_tensors(config: DrafterConfig) -> dict[str, Shape]:
+    hidden, wide = config.hidden, config.intermediate
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    linear: dict[str, Shape] = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "o_proj": (hidden, queries),
+    }
+    if config.values_from_keys:
+        del linear["v_proj"]
+    expected: dict[str, Shape] = {f"self_attn.{name}.weight": shape for name, shape in linear.items()}
+    if config.attention_bias:
+        expected |= {f"self_attn.{name}.bias": shape[:1] for name, shape in linear.items()}
+    expected |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    expected |= {f"mlp.{name}.weight": (wide, hidden) for name in ("gate_proj", "up_proj")}
+    expected["mlp.down_proj.weight"] = (hidden, wide)
+    norms = ["input_layernorm", "post_attention_layernorm"]
+    if config.backbone == "gemma4":
+        norms += ["pre_feedforward_layernorm", "post_feedforward_layernorm"]
+        expected["layer_scalar"] = (1,)
+    return expected | {f"{name}.weight": (hidden,) for name in norms}
+
+
+def check_tensors(weights: Mapping[str, mx.array], expected: Mapping[str, Shape], where: Path) -> None:
+    """The names must be exactly the expected ones, and every shape must fit.
+
+    A partially loaded drafter runs without an error and drafts noise, so nothing is forgiven here.
+    Raises BadCheckpoint naming every missing, unexpected and misshaped tensor.
+    """
+    faults = []
+    if missing := sorted(expected.keys() - weights.keys()):
+        faults.append(f"lacks {_listed(missing)}")
+    if extra := sorted(weights.keys() - expected.keys()):
+        faults.append(f"holds unexpected {_listed(extra)}")
+    wrong = [
+        f"{name} of shape {list(weights[name].shape)} in place of {list(shape)}"
+        for name, shape in sorted(expected.items())
+        if name in weights and weights[name].shape != shape
+    ]
+    if wrong:
+        faults.append(f"holds {_listed(wrong)}")
+    if faults:
+        raise BadCheckpoint(
+            f"The drafter in {where} {', and '.join(faults)}.",
+            "Download it again, or check that config.json belongs to these weights.",
+        )
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

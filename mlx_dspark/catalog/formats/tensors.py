@@ -1,0 +1,139 @@
+"""Weights out of safetensors files, with damage found before any of it can be computed with."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import mlx.core as mx
+
+from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+FLOATS = frozenset({"F32", "F16", "BF16"})
+WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U32": 4, "U8": 1, "I8": 1, "BOOL": 1}
+"""Bytes per element."""
+INDEX_TABLES = frozenset({"d2t", "t2d"})
+AGAIN = "Download the drafter again."
+
+
+def read_tensors(folder: Path) -> tuple[dict[str, mx.array], tuple[Path, ...]]:
+    """All tensors of the checkpoint in `folder`, and the files they came from.
+
+    Raises BadCheckpoint for a missing, truncated or damaged file and for NaN or infinite weights, and
+    UnsupportedModel for weights that are not plain floating point.
+    """
+    weights: dict[str, mx.array] = {}
+    files = _weight_files(folder)
+    for path, listed in files.items():
+        names = _checked_names(path)
+        if lost := sorted(listed - names):
+            raise BadCheckpoint(f"{path} lacks {', '.join(lost)}, which {INDEX} places there.", AGAIN)
+        if twice := sorted(names & weights.keys()):
+            raise BadCheckpoint(f"{path} repeats {', '.join(twice)} of another file.", AGAIN)
+        weights |= _load(path)
+    _refuse_not_finite(weights, folder)
+    return weights, tuple(files)
+
+
+def _weight_files(folder: Path) -> dict[Path, set[str]]:
+    """The weight files, each with the tensor names that an index promises there."""
+    index = folder / INDEX
+    if index.exists():
+        return _indexed_files(index)
+    if (folder / SINGLE).exists():
+        return {folder / SINGLE: set()}
+    if (folder / "pytorch_model.bin").exists():
+        raise UnsupportedModel(
+            f"{folder} holds pickled weights (pytorch_model.bin).", "Convert them to safetensors first."
+        )
+    raise BadCheckpoint(
+        f"{folder} holds neither {SINGLE} nor {INDEX}.", "Give the folder of a complete drafter checkpoint."
+    )
+
+
+def _indexed_files(index: Path) -> dict[Path, set[str]]:
+    try:
+        placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        entries = [(str(name), str(file)) for name, file in placed.items()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadCheckpoint(f"{index} cannot be read as a weight index.", AGAIN) from error
+    files: dict[Path, set[str]] = {}
+    for name, file in entries:
+        if Path(file).name != file:
+            raise BadCheckpoint(f"{index} places {name} outside its own folder ({file}).", AGAIN)
+        files.setdefault(index.parent / file, set()).add(name)
+    return files
+
+
+def _checked_names(path: Path) -> set[str]:
+    header = _header(path)
+    for name, entry in header.items():
+        if entry["dtype"] not in FLOATS and name.rsplit(".", 1)[-1] not in INDEX_TABLES:
+            raise UnsupportedModel(
+                f"{name} in {path} is stored as {entry['dtype']}, not as a plain floating-point tensor.",
+                "Use the unquantized checkpoint (F32, F16 or BF16); it is quantized at load.",
+                field=name,
+            )
+    return set(header)
+
+
+def _header(path: Path) -> dict[str, dict[str, Any]]:
+    """The tensor table of a safetensors file: an 8-byte length, JSON of that length, then the data."""
+
+    def damaged(problem: str) -> NoReturn:
+        raise BadCheckpoint(f"{path} {problem}.", AGAIN)
+
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
+            if not 0 < length <= size - 8:
+                damaged("is truncated: its header is incomplete")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        data_end = _data_size(header)
+    except FileNotFoundError:
+        damaged("is missing")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        damaged("has a damaged header")
+    if 8 + length + data_end != size:
+        damaged(f"is truncated or damaged: {size} bytes, and its header asks for {8 + length + data_end}")
+    return header
+
+
+def _data_size(header: Mapping[str, Any]) -> int:
+    """Bytes of data that the tensors take. Raises ValueError unless they lie end to end, each of its size."""
+    end = 0
+    for entry in sorted(header.values(), key=lambda entry: entry["data_offsets"]):
+        begin, stop = entry["data_offsets"]
+        width = WIDTHS.get(entry["dtype"])
+        if begin != end or stop < begin or (width and stop - begin != width * math.prod(entry["shape"])):
+            raise ValueError("tensors overlap, leave gaps or are of the wrong size")
+        end = stop
+    return end
+
+
+def _load(path: Path) -> dict[str, mx.array]:
+    try:
+        loaded = mx.load(str(path), format="safetensors")
+    except (RuntimeError, ValueError) as error:
+        raise BadCheckpoint(f"{path} cannot be read: {error}.", AGAIN) from error
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def _refuse_not_finite(weights: Mapping[str, mx.array], folder: Path) -> None:
+    floating = {name: w for name, w in weights.items() if mx.issubdtype(w.dtype, mx.floating)}
+    finite = {name: mx.all(mx.isfinite(weight)) for name, weight in floating.items()}
+    mx.eval(finite)
+    if broken := sorted(name for name, good in finite.items() if not good.item()):
+        raise BadCheckpoint(
+            f"{', '.join(broken[:8])} in {folder} holds NaN or infinite values.", AGAIN, field=broken[0]
+        )

@@ -1,0 +1,82 @@
+"""Model folders from the Hugging Face hub: the local cache first, then the network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+from mlx_dspark.catalog.folder import read_config, refuse_remote_code, weight_files
+from mlx_dspark.catalog.progress import LoadProgress, Progress
+from mlx_dspark.compat.hub import HUB_ERRORS
+from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound
+
+_DESCRIPTIONS = ["*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "*.tiktoken", "*.py"]
+_WEIGHTS = ["model*.safetensors"]
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` reads `owner/repository`."""
+    return _HUB_ID.fullmatch(name) is not None and ".." not in name and "--" not in name
+
+
+def fetch_repository(repository: str, *, offline: bool, trust_remote_code: bool, progress: Progress) -> Path:
+    """The folder of a hub repository, fetched unless the cache holds it whole.
+
+    The small files come first: a repository with Python code is refused before its weights are fetched.
+    Raises ModelNotFound, DownloadError, RemoteCodeRefused or BadCheckpoint.
+    """
+    if (cached := cached_repository(repository)) is not None:
+        return cached
+    if offline or constants.HF_HUB_OFFLINE:
+        raise DownloadError(
+            f"{repository} is not in the local cache, and the program is offline.",
+            "Fetch it once while online, or name a local folder.",
+        )
+    progress(LoadProgress(f"fetching {repository} from the hub"))
+    try:
+        folder = Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS))
+        if not trust_remote_code:
+            refuse_remote_code(folder, read_config(folder))
+        return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS))
+    except GatedRepoError as error:
+        raise DownloadError(
+            f"{repository} asks for consent to its terms.",
+            "Accept them on its page, then run `hf auth login`.",
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelNotFound(
+            f"The hub has no repository {repository}, or it is private.",
+            "Check the name, or run `hf auth login`.",
+        ) from error
+    except HUB_ERRORS as error:
+        raise DownloadError(
+            f"{repository} could not be fetched from the hub: {_first_line(error)}.",
+            "Check the connection, or name a local folder.",
+        ) from error
+
+
+def cached_repository(repository: str) -> Path | None:
+    """The cached folder of a hub repository when no file is missing from it; asks no network."""
+    try:
+        folder = Path(
+            snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS, local_files_only=True)
+        )
+        read_config(folder)
+        weight_files(folder)
+    except (LocalEntryNotFoundError, BadCheckpoint):
+        return None
+    return folder
+
+
+def cached_repositories() -> list[str]:
+    """The hub ids of the models in the local cache, sorted."""
+    folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")
+    return sorted(folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].removeprefix("Got: ").rstrip(".") or type(error).__name__

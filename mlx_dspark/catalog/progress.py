@@ -1,0 +1,21 @@
+"""What finding, fetching and reading a model says while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """One step as a short phrase, such as "reading weights"; `fraction` is 0 to 1, or None when not known."""
+
+    message: str
+    fraction: float | None = None
+
+
+Progress = Callable[[LoadProgress], None]
+
+
+def silent(_: LoadProgress) -> None:
+    """The listener of callers that show nothing."""

@@ -1,0 +1,144 @@
+"""From a prompt or a conversation to token ids, through the model's chat template or as raw text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mlx_dspark.foundation.errors import EmptyPrompt, RequestError
+
+
+class Message(NamedTuple):
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[Message] | Sequence[tuple[str, str]] | Sequence[Mapping[str, str]]
+"""One user turn, or a whole conversation as messages, pairs of role and content, or role-content mappings."""
+
+
+def conversation(prompt: Prompt, system: str | None = None) -> list[Message]:
+    """The messages of a prompt, `system` ahead of them.
+
+    Raises RequestError naming the message that is not one, and EmptyPrompt when there is nothing to answer.
+    """
+    messages = (
+        [Message("user", prompt)]
+        if isinstance(prompt, str)
+        else [_message(i, m) for i, m in enumerate(prompt)]
+    )
+    if not messages or not any(message.content.strip() for message in messages):
+        raise EmptyPrompt("The prompt is empty.", "Give some text to answer.", field="prompt")
+    for message in messages:
+        _check_text(message.content)
+    if system is None:
+        return messages
+    if messages[0].role == "system":
+        raise RequestError(
+            "system is given, and messages begins with a system message too.",
+            "Keep one of the two.",
+            field="system",
+        )
+    return [Message("system", system), *messages]
+
+
+def has_template(tokenizer: Any) -> bool:
+    """Whether the model came with a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None) or getattr(tokenizer, "has_chat_template", False))
+
+
+def render(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
+    """Token ids of a conversation, up to where the assistant answers.
+
+    Raises RequestError when the model has no template, or its template refuses the messages.
+    """
+    from jinja2 import TemplateError
+
+    if not has_template(tokenizer):
+        raise RequestError(
+            "The model has no chat template, so messages cannot be laid out for it.",
+            "Give one prompt as raw text (--no-chat-template), or choose a chat model.",
+            field="messages",
+        )
+    turns = [message._asdict() for message in messages]
+    try:
+        ids = tokenizer.apply_chat_template(
+            turns, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    except (TemplateError, TypeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise RequestError(
+            f"The model's chat template refuses these messages: {reason}.",
+            "Use the roles and the order that the model knows, such as user and assistant by turns.",
+            field="messages",
+        ) from error
+    return tuple(int(token) for token in ids)
+
+
+def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
+    """Token ids of raw text, with the begin-of-sequence token where the tokenizer puts one.
+
+    Raises EmptyPrompt.
+    """
+    if not text:
+        raise EmptyPrompt("The prompt is empty.", "Give some text to continue.", field="prompt")
+    _check_text(text)
+    begin = getattr(tokenizer, "bos_token", None)
+    own_begin = begin is not None and text.startswith(begin)
+    return tuple(int(token) for token in tokenizer.encode(text, add_special_tokens=not own_begin))
+
+
+def encode_prompt(
+    tokenizer: Any, prompt: Prompt, *, system: str | None = None, chat_template: bool = True
+) -> tuple[int, ...]:
+    """Token ids of a prompt.
+
+    With `chat_template`, a prompt or a conversation goes through the model's template; a plain prompt for a
+    model that has none is raw text, as with `chat_template=False`. Raw text takes no system message and no
+    conversation.
+
+    Raises EmptyPrompt, or RequestError naming what cannot be done.
+    """
+    templated = chat_template and (has_template(tokenizer) or not isinstance(prompt, str))
+    if templated:
+        return render(tokenizer, conversation(prompt, system))
+    for field, given in (("system", system is not None), ("messages", not isinstance(prompt, str))):
+        if given:
+            raise RequestError(
+                f"{field} is given, and raw text has no place for it.",
+                "Use a model with a chat template, and leave the template on.",
+                field=field,
+            )
+    assert isinstance(prompt, str)
+    return encode_text(tokenizer, prompt)
+
+
+def _message(index: int, given: Any) -> Message:
+    if isinstance(given, Mapping):
+        if set(given) != {"role", "content"}:
+            raise _no_message(index)
+        given = (given["role"], given["content"])
+    if (
+        not isinstance(given, tuple | list)
+        or len(given) != 2
+        or not all(isinstance(part, str) for part in given)
+    ):
+        raise _no_message(index)
+    return Message(*given)
+
+
+def _check_text(text: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise RequestError(
+            "The prompt holds bytes that are not valid UTF-8.", "Give it as UTF-8 text.", field="prompt"
+        )
+
+
+def _no_message(index: int) -> RequestError:
+    return RequestError(
+        f"messages[{index}] is not a message.",
+        "Give its role and its content, both as text.",
+        field="messages",
+    )

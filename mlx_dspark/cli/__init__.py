@@ -1,0 +1,1 @@
+"""The command line: text on standard output, everything else on standard error."""

@@ -1,0 +1,121 @@
+"""What people see beside the text: progress, the closing line, errors. All of it on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TextIO
+
+from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.foundation.events import Committed, Prefilled, Text
+from mlx_dspark.foundation.knobs import Knob
+from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
+
+if TYPE_CHECKING:
+    from mlx_dspark.catalog.progress import LoadProgress
+    from mlx_dspark.session import Result, Session, SessionEvent
+
+
+class Progress:
+    """One line that tells what is going on: redrawn on a terminal, one plain line for each step elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._redraws = self._stream.isatty()
+        self._shown = ""
+        self._message = ""
+
+    def __call__(self, step: LoadProgress) -> None:
+        """Tell one step of loading."""
+        self.tell(step.message, step.fraction)
+
+    def tell(self, message: str, fraction: float | None = None) -> None:
+        """Show a step; `fraction` of it is done."""
+        line = message if fraction is None else f"{message} {fraction:4.0%}"
+        if self._redraws and line != self._shown:
+            self._stream.write(f"\r\x1b[K{line}")
+            self._stream.flush()
+        elif not self._redraws and message != self._message:
+            print(message, file=self._stream, flush=True)
+        self._shown, self._message = line, message
+
+    def clear(self) -> None:
+        """Take the line away before something else is shown."""
+        if self._redraws and self._shown:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+        self._shown = self._message = ""
+
+    def reading(self, events: Iterable[SessionEvent]) -> Iterator[SessionEvent]:
+        """The same events; a long prompt shows how far it has been read."""
+        for event in events:
+            if isinstance(event, Prefilled) and event.done < event.total:
+                self.tell(f"reading the prompt, {event.total} tokens", event.done / event.total)
+            elif isinstance(event, Committed):
+                self.clear()
+            yield event
+
+
+def open_session(loading: LoadSettings, progress: Progress) -> Session:
+    """Load a model and say what was loaded, and how."""
+    from mlx_dspark.session.pair import load_parts
+
+    session = load_parts(loading, progress).session()
+    progress.clear()
+    note(f"{session.name} · drafting: {session.mode} · {session.weights}")
+    return session
+
+
+def printing(events: Iterable[SessionEvent], out: TextIO) -> Iterator[SessionEvent]:
+    """The same events; text is written to `out` as it comes, and ends with a line break."""
+    last = "\n"
+    try:
+        for event in events:
+            if isinstance(event, Text):
+                out.write(event.text)
+                out.flush()
+                last = event.text
+            yield event
+    finally:
+        if not last.endswith("\n"):
+            out.write("\n")
+            out.flush()
+
+
+def closing_line(result: Result) -> str:
+    """Tokens, seconds, rates, accept length, rounds and who drafted, in one line."""
+    parts = [
+        f"{result.num_tokens} tokens in {result.seconds:.2f} s ({result.finish_reason})",
+        f"prompt {result.prompt_tokens} tokens at {result.prefill_tokens_per_sec:.0f} tok/s",
+        f"decode {result.decode_tokens_per_sec:.1f} tok/s",
+        f"accept length {result.mean_accept_len:.2f}",
+        f"{result.num_rounds} rounds",
+        _who_drafted(result),
+    ]
+    return "[" + " · ".join(parts) + "]"
+
+
+def _who_drafted(result: Result) -> str:
+    if result.mode == "baseline":
+        return "plain decoding"
+    drafters = [f"{name} {n.accepted}/{n.drafted} drafts accepted" for name, n in result.sources.items()]
+    return ", ".join(drafters) or f"{result.mode} drafted nothing"
+
+
+def note(text: str) -> None:
+    """A remark on standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def complain(error: DsparkError) -> None:
+    """An error as one sentence and a next step; a setting is called by its flag."""
+    sentence, knob = error.sentence, _flags().get(error.field or "")
+    if knob is not None and sentence.startswith(f"{knob.name} "):
+        sentence = knob.flag + sentence.removeprefix(knob.name)
+    note(f"mlx-dspark: {sentence} {error.next_step}".rstrip())
+
+
+def _flags() -> dict[str, Knob]:
+    return {
+        knob.name: knob for each in (LoadSettings, GenerateSettings, AskSettings) for knob in each.knobs()
+    }

@@ -1,0 +1,208 @@
+"""The rounds of a block drafter: one parallel forward over an anchor and masks, read off as drafts.
+
+DSpark and DFlash share everything here and differ in how hidden slots become drafts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from mlx_dspark.catalog.formats import DrafterConfig
+from mlx_dspark.contracts import Ask, Observation, Proposal, Source, Target
+from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw
+from mlx_dspark.foundation.errors import DrafterMismatch
+from mlx_dspark.nn.block import BlockBackbone
+from mlx_dspark.nn.context import ContextRow, ContextRows
+from mlx_dspark.nn.probs import PointMass
+
+Draw = GreedyDraw | SampledDraw
+
+ABSORB_AT = 32
+"""Observed positions of a row that wait for the next proposal before they are absorbed. A row that does not
+draft (its cap is 0) then pays for the backbone's projections once in so many tokens, not at every one."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Drafts as they came about. `logits` and `base_logits` `[rows, width, draft_vocab]` are with and without
+    the Markov bias; `confidence_logits` `[rows, width]`, None without a confidence head."""
+
+    tokens: mx.array
+    base_logits: mx.array
+    logits: mx.array
+    confidence_logits: mx.array | None = None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A greedy block with all its intermediate values; `hidden` `[rows, block, hidden]` is after the norm."""
+
+    hidden: mx.array
+    chain: Chain
+
+
+class BlockDrafter(ABC):
+    """A drafter whose model is a BlockBackbone; implements the Drafter protocol.
+
+    `dtype` is what the model computes in; `d2t` belongs to a reduced vocabulary. `confidence_threshold` above
+    0 ends a draft where the product of its confidences falls below it, at a synchronisation in `propose`.
+    """
+
+    def __init__(
+        self,
+        config: DrafterConfig,
+        model: BlockBackbone,
+        dtype: mx.Dtype,
+        *,
+        d2t: mx.array | None = None,
+        confidence_threshold: float = 0.0,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.dtype = dtype
+        self.vocab = DraftVocab(config.vocab, d2t)
+        self.confidence_threshold = confidence_threshold
+        self._target: Target | None = None
+
+    @property
+    def name(self) -> str:
+        return self.config.family
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        return (Source(self.name, self.max_draft, own_length=self.confidence_threshold > 0),)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.config.taps
+
+    @property
+    def max_draft(self) -> int:
+        return self.config.max_draft
+
+    @property
+    def target(self) -> Target:
+        """The bound target, whose tables are borrowed. Raises RuntimeError before `bind`."""
+        if self._target is None:
+            raise RuntimeError(f"the {self.name} drafter is not bound to a target")
+        return self._target
+
+    def bind(self, target: Target) -> None:
+        """Raises DrafterMismatch naming the field that does not fit, with both values."""
+        check_fit(self.config, target)
+        self._target = target
+
+    def new_rows(self, n: int = 1) -> ContextRows:
+        return ContextRows([self.model.new_row() for _ in range(n)])
+
+    def observe(self, rows: ContextRows, seen: Observation) -> None:
+        """Features past `len(tokens[r])` are not read."""
+        grown = []
+        for index, (row, tokens) in enumerate(zip(rows.rows, seen.tokens, strict=True)):
+            if not tokens:
+                continue
+            if seen.features is None:
+                raise ValueError(f"the {self.name} drafter needs the features of what it observes")
+            row.observe(seen.features[index, : len(tokens)].astype(self.dtype))
+            if row.depth - row.absorbed >= ABSORB_AT:
+                grown.append(row)
+        if grown:
+            self.model.absorb(grown)
+            mx.async_eval([array for row in grown for array in row.arrays()])
+
+    def propose(self, rows: ContextRows, ask: Ask) -> Proposal:
+        """One block for the rows with a cap; no synchronisation unless drafts are cut by confidence."""
+        lengths = [min(cap, self.max_draft) for cap in ask.caps]
+        active = [row for row, length in enumerate(lengths) if length > 0]
+        rows.confidences = None
+        if not active:
+            tokens = mx.zeros((len(lengths), 0), dtype=mx.int32)
+            return Proposal(tokens, (0,) * len(lengths), PointMass(tokens, self.config.vocab))
+        for row in active:
+            if rows.rows[row].depth != ask.positions[row]:
+                raise ValueError(
+                    f"row {row} is at {ask.positions[row]}, and {rows.rows[row].depth} tokens were seen"
+                )
+        width, draw = max(lengths), self._draw(ask, active)
+        hidden = self._block([rows.rows[row] for row in active], [ask.anchors[row] for row in active], width)
+        chain = self._chain(hidden, [ask.anchors[row] for row in active], width, draw)
+        if chain.confidence_logits is not None:
+            rows.confidences = mx.sigmoid(chain.confidence_logits.astype(mx.float32))
+        if self.confidence_threshold > 0 and rows.confidences is not None:
+            for row, most in zip(active, self._confident(rows.confidences), strict=True):
+                lengths[row] = min(lengths[row], most)
+        width = max(lengths)
+        tokens, q = chain.tokens[:, :width], draw.probs(chain.tokens)
+        if len(active) < len(lengths):
+            spread = [active.index(row) if row in active else 0 for row in range(len(lengths))]
+            tokens, q = tokens[mx.array(spread)], q.select(spread)
+        source = tuple(self.name if length else "" for length in lengths)
+        return Proposal(tokens, tuple(lengths), q, source)
+
+    def trace(self, rows: ContextRows, anchors: Sequence[int]) -> Trace:
+        """A greedy block of full width for all rows, kept whole: for checks against reference values."""
+        hidden = self._block(rows.rows, anchors, self.max_draft)
+        return Trace(hidden, self._chain(hidden, anchors, self.max_draft, GreedyDraw(self.vocab)))
+
+    @abstractmethod
+    def _embed(self, tokens: mx.array) -> mx.array:
+        """Embeddings of the block's ids, as the first drafter layer takes them."""
+
+    @abstractmethod
+    def _drafts(self, hidden: mx.array, anchors: mx.array, draw: Draw) -> Chain:
+        """Drafts from the predicting slots' hidden states `[rows, width, hidden]`."""
+
+    def _block(self, rows: Sequence[ContextRow], anchors: Sequence[int], drafts: int) -> mx.array:
+        """Hidden states of the block. It is cut short only where no slot looks at a later one: under a
+        bidirectional mask every slot counts, whether it is read or not."""
+        self.model.absorb(rows)
+        first, size = self.config.first_slot, self.config.block_size
+        slots = min(size, first + drafts) if self.model.causal else size
+        ids = [[anchor] + [self.config.mask_token] * (slots - 1) for anchor in anchors]
+        return self.model(self._embed(mx.array(ids, dtype=mx.int32)).astype(self.dtype), rows)
+
+    def _chain(self, hidden: mx.array, anchors: Sequence[int], width: int, draw: Draw) -> Chain:
+        first = self.config.first_slot
+        return self._drafts(hidden[:, first : first + width], mx.array(list(anchors), dtype=mx.int32), draw)
+
+    def _draw(self, ask: Ask, active: Sequence[int]) -> Draw:
+        sampling = [ask.sampling[row] for row in active]
+        if all(row.greedy for row in sampling):
+            return GreedyDraw(self.vocab)
+        noise = ask.noise if len(active) == len(ask.caps) else ask.noise.select(active)
+        return SampledDraw(self.vocab, sampling, noise, [ask.positions[row] + 1 for row in active])
+
+    def _confident(self, confidences: mx.array) -> list[int]:
+        """Per row the longest draft whose confidences' product reaches the threshold, at least one."""
+        reached = mx.cumprod(confidences, axis=1) >= self.confidence_threshold
+        return [max(1, sum(row)) for row in reached.tolist()]  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+
+
+def check_fit(config: DrafterConfig, target: Target) -> None:
+    """Raises DrafterMismatch naming the field, with both values, when they do not belong together."""
+    spec = target.spec
+    _same("hidden_size", config.hidden, spec.hidden)
+    _same("vocab_size", config.vocab, spec.vocab)
+    if config.target_layers is not None:
+        _same("num_target_layers", config.target_layers, spec.layers)
+    if config.taps[-1] >= spec.layers:
+        _mismatch("target_layer_ids", f"reads layer {config.taps[-1]}", f"has layers 0 to {spec.layers - 1}")
+    if config.mask_token >= spec.vocab:
+        _mismatch("mask_token_id", f"is {config.mask_token}", f"embeds ids below {spec.vocab}")
+
+
+def _same(field: str, drafter: int, target: int) -> None:
+    if drafter != target:
+        _mismatch(field, f"is {drafter}", f"has {target}")
+
+
+def _mismatch(field: str, drafter: str, target: str) -> None:
+    raise DrafterMismatch(
+        f"The drafter's {field} {drafter}, and the target {target}.",
+        "Choose the drafter that was made for this model, or run without one.",
+        field=field,
+    )

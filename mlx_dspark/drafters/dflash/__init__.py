@@ -1,0 +1,1 @@
+"""DFlash drafters: parallel drafts through the tables of the target (z-lab)."""

@@ -1,0 +1,78 @@
+"""Turning a block drafter's logits into drafts, and remembering the distributions they were drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from mlx_dspark.foundation.request import SamplingParams
+from mlx_dspark.nn.noise import RowNoise
+from mlx_dspark.nn.probs import Dense, DraftProbs, MappedVocab, PointMass
+from mlx_dspark.nn.sampling import log_weights
+
+
+class DraftVocab:
+    """The ids a drafter's logits stand for. `d2t` `[draft_vocab]` holds offsets, None for all of them."""
+
+    def __init__(self, size: int, d2t: mx.array | None = None) -> None:
+        self.size = size
+        self.d2t = d2t
+        self.ids = None if d2t is None else mx.arange(d2t.size, dtype=mx.int32) + d2t
+
+    def target(self, draft: mx.array) -> mx.array:
+        """Target ids of draft ids."""
+        return draft if self.ids is None else self.ids[draft]
+
+
+class GreedyDraw:
+    """The arg-max of every slot."""
+
+    def __init__(self, vocab: DraftVocab) -> None:
+        self.vocab = vocab
+
+    def __call__(self, slot: int, logits: mx.array) -> mx.array:
+        """Target ids `[rows, width]` from logits `[rows, width, draft_vocab]` of drafts `slot` onwards."""
+        return self.vocab.target(mx.argmax(logits, axis=-1).astype(mx.int32))
+
+    def probs(self, tokens: mx.array) -> DraftProbs:
+        """q of everything drawn, which is `tokens` `[rows, width]`."""
+        return PointMass(tokens, self.vocab.size)
+
+
+class SampledDraw:
+    """Each row by its own sampling: the arg-max of log q plus noise keyed by the draft's position.
+
+    Penalties and bias are the target's matter: acceptance asks only that q is what was drawn from.
+    """
+
+    def __init__(
+        self,
+        vocab: DraftVocab,
+        sampling: Sequence[SamplingParams],
+        noise: RowNoise,
+        first_positions: Sequence[int],
+    ) -> None:
+        self.vocab = vocab
+        self.sampling = sampling
+        self.noise = noise
+        self.first_positions = mx.array(list(first_positions))[:, None]
+        self._weights: list[mx.array] = []
+
+    def __call__(self, slot: int, logits: mx.array) -> mx.array:
+        """As GreedyDraw; draft `slot` of row `r` is for position `first_positions[r] + slot`."""
+        weights = log_weights(logits, self.sampling)
+        self._weights.append(weights)
+        positions = self.first_positions + mx.arange(slot, slot + logits.shape[1])
+        gumbel = self.noise.draft_gumbel(positions, self.vocab.size)
+        if self.vocab.ids is not None:
+            gumbel = mx.take(gumbel, self.vocab.ids, axis=-1)
+        return self.vocab.target(mx.argmax(weights + gumbel, axis=-1).astype(mx.int32))
+
+    def probs(self, tokens: mx.array) -> DraftProbs:
+        """q of everything drawn; greedy rows are marked as points."""
+        q = mx.softmax(mx.concatenate(self._weights, axis=1), axis=-1)
+        points = tuple(row.greedy for row in self.sampling)
+        if self.vocab.d2t is None:
+            return Dense(q, points)
+        return MappedVocab(q, self.vocab.d2t, self.vocab.size, points)

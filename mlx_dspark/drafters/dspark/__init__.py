@@ -1,0 +1,1 @@
+"""DSpark drafters: sequential drafts through a Markov head (DeepSpec)."""

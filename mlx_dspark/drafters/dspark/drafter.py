@@ -1,0 +1,68 @@
+"""DSpark: a block drafter whose slots are read in sequence through a Markov head (DeepSpec)."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+from mlx_dspark.catalog.formats import DrafterCheckpoint
+from mlx_dspark.drafters.block import BlockDrafter, Chain, Draw
+from mlx_dspark.drafters.dspark.backbone import DSparkModel
+
+
+def build_model(checkpoint: DrafterCheckpoint, window: int) -> DSparkModel:
+    """The model of `checkpoint`, without its weights."""
+    return DSparkModel(checkpoint.config, window)
+
+
+class DSparkDrafter(BlockDrafter):
+    """Owns or borrows the embedding and the head, each as the checkpoint has it."""
+
+    model: DSparkModel
+
+    def _embed(self, tokens: mx.array) -> mx.array:
+        if not self.config.own_embedding:
+            return self.target.embed(tokens)
+        rows = self.model.embed_tokens(tokens)
+        if self.config.backbone == "gemma4":
+            rows = rows * mx.array(math.sqrt(self.config.hidden), dtype=rows.dtype)
+        return rows
+
+    def _drafts(self, hidden: mx.array, anchors: mx.array, draw: Draw) -> Chain:
+        base = self._base_logits(hidden)
+        if self.config.markov == "none":
+            return Chain(draw(0, base), base, base, self._confidence(hidden))
+        return self._markov_chain(hidden, base, anchors, draw)
+
+    def _base_logits(self, hidden: mx.array) -> mx.array:
+        if self.config.own_head:
+            logits = self.model.lm_head(hidden)
+        elif self.config.tied:
+            logits = self.model.embed_tokens.as_linear(hidden)
+        else:
+            logits = self.target.unembed(hidden)
+        cap = self.config.softcap
+        return logits if cap is None else cap * mx.tanh(logits / cap)
+
+    def _markov_chain(self, hidden: mx.array, base: mx.array, anchors: mx.array, draw: Draw) -> Chain:
+        """Draft `i` is biased by draft `i - 1`, the first by the anchor."""
+        head = self.model.markov_head
+        token, state = anchors[:, None], None
+        tokens, logits, embedded = [], [], []
+        for slot in range(hidden.shape[1]):
+            previous = head.markov_w1(token[:, 0])
+            bias, state = head.step(previous, hidden[:, slot], state)
+            logits.append((base[:, slot] + bias)[:, None])
+            token = draw(slot, logits[-1])
+            tokens.append(token)
+            embedded.append(previous)
+        confidence = self._confidence(hidden, mx.stack(embedded, axis=1))
+        return Chain(mx.concatenate(tokens, axis=1), base, mx.concatenate(logits, axis=1), confidence)
+
+    def _confidence(self, hidden: mx.array, previous: mx.array | None = None) -> mx.array | None:
+        if not self.config.confidence:
+            return None
+        if self.config.confidence_with_markov and previous is not None:
+            return self.model.confidence_head(hidden, previous)
+        return self.model.confidence_head(hidden)

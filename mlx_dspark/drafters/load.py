@@ -1,0 +1,85 @@
+"""From a drafter's folder to a drafter: read, build, check, quantize."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from mlx_dspark.catalog.formats import DrafterCheckpoint, read_drafter
+from mlx_dspark.drafters.block import BlockDrafter
+from mlx_dspark.foundation.errors import UsageError
+
+FAMILIES = {
+    "dspark": ("mlx_dspark.drafters.dspark.drafter", "DSparkDrafter"),
+    "dflash": ("mlx_dspark.drafters.dflash.drafter", "DFlashDrafter"),
+}
+"""Module and class per family; a module is imported when its family is first loaded."""
+
+
+def load_drafter(
+    path: Path,
+    *,
+    quantize_bits: int = 4,
+    group_size: int = 64,
+    window: int = 4096,
+    confidence_threshold: float = 0.0,
+    dtype: mx.Dtype | None = None,
+) -> BlockDrafter:
+    """Load the DSpark or DFlash drafter in folder `path`; it must then be bound to its target.
+
+    `quantize_bits` (4, 8, or 0 for none) and `group_size` (32, 64, 128) are of MLX's affine quantization;
+    layers whose width is not a multiple of the group stay as they are. `window` is the number of most recent
+    context positions a bidirectional layer attends to, 0 for all. `confidence_threshold`, from 0 (off) up to
+    1, cuts drafts by the head's confidence. `dtype` None: float32 on the CPU, elsewhere the checkpoint's.
+
+    Raises UsageError for a value out of range, ModelNotFound, BadCheckpoint or UnsupportedModel for a
+    checkpoint that cannot be used.
+    """
+    _check("quantize_bits", quantize_bits, quantize_bits in (0, 4, 8), "4, 8, or 0 for none")
+    _check("group_size", group_size, group_size in (32, 64, 128), "32, 64 or 128")
+    _check("window", window, window >= 0, "a number of positions, 0 for all")
+    _check(
+        "confidence_threshold", confidence_threshold, 0 <= confidence_threshold <= 1, "a number from 0 to 1"
+    )
+    checkpoint = read_drafter(path)
+    if confidence_threshold > 0 and not checkpoint.config.confidence:
+        raise UsageError(
+            f"confidence_threshold is {confidence_threshold}, and {path} has no confidence head.",
+            "Leave it at 0 for this drafter.",
+            field="confidence_threshold",
+        )
+    dtype = _compute_dtype(checkpoint) if dtype is None else dtype
+    family: Any = import_module(FAMILIES[checkpoint.config.family][0])
+    model = family.build_model(checkpoint, window)
+    model.load_weights([(name, weight.astype(dtype)) for name, weight in checkpoint.weights.items()])
+    if quantize_bits:
+        _quantize(model, quantize_bits, group_size)
+    mx.eval(model.parameters())
+    drafter = getattr(family, FAMILIES[checkpoint.config.family][1])
+    return drafter(
+        checkpoint.config, model, dtype, d2t=checkpoint.d2t, confidence_threshold=confidence_threshold
+    )
+
+
+def _check(name: str, value: float, good: bool, want: str) -> None:
+    if not good:
+        raise UsageError(f"{name} is {value}, which is out of range.", f"Give {want}.", field=name)
+
+
+def _compute_dtype(checkpoint: DrafterCheckpoint) -> mx.Dtype:
+    """Half precision is slower than float32 on the CPU; float16 overflows in some heads' residuals."""
+    stored = checkpoint.weights["fc.weight"].dtype
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return mx.float32
+    return mx.bfloat16 if stored == mx.float16 else stored
+
+
+def _quantize(model: nn.Module, bits: int, group_size: int) -> None:
+    def fits(_: str, module: nn.Module) -> bool:
+        return isinstance(module, (nn.Linear, nn.Embedding)) and module.weight.shape[-1] % group_size == 0
+
+    nn.quantize(model, group_size=group_size, bits=bits, class_predicate=fits)

@@ -1,0 +1,297 @@
+"""What a knob is, and what kinds of values knobs take. The knobs themselves stand in `settings`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self, cast, get_type_hints
+
+from mlx_dspark.foundation.errors import UsageError
+
+
+class Kind(ABC):
+    """What values a knob takes. `want` completes "Give ..."; `many` lets the flag be repeated."""
+
+    many = False
+
+    @property
+    @abstractmethod
+    def want(self) -> str: ...
+
+    @abstractmethod
+    def parse(self, text: str) -> Any:
+        """The value written as `text`, its range not yet checked. Raises ValueError."""
+
+    @abstractmethod
+    def accepts(self, value: Any) -> bool: ...
+
+    def gather(self, values: Sequence[Any]) -> Any:
+        """One value out of the parsed values of a repeated flag."""
+        return values[-1]
+
+
+@dataclass(frozen=True)
+class Number(Kind):
+    """A finite number from `low` to `high`; with `above`, `low` itself is out."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    @property
+    def want(self) -> str:
+        start = f"above {self.low:g}, up to" if self.above else f"from {self.low:g} to"
+        return f"a number {start} {self.high:g}"
+
+    def parse(self, text: str) -> float:
+        return float(text)
+
+    def accepts(self, value: Any) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            return False
+        return self.low <= value <= self.high and not (self.above and value == self.low)
+
+
+@dataclass(frozen=True)
+class Whole(Kind):
+    """An integer from `low` to `high`, both included; `optional` lets None mean "not set"."""
+
+    low: int
+    high: int | None = None
+    optional: bool = False
+
+    @property
+    def want(self) -> str:
+        if self.high is None:
+            return f"an integer of {self.low} or more"
+        return f"an integer from {self.low} to {self.high}"
+
+    def parse(self, text: str) -> int:
+        return int(text)
+
+    def accepts(self, value: Any) -> bool:
+        if value is None:
+            return self.optional
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return whole and value >= self.low and (self.high is None or value <= self.high)
+
+
+@dataclass(frozen=True)
+class Choice(Kind):
+    """One of some names or numbers."""
+
+    names: tuple[Any, ...]
+
+    @property
+    def want(self) -> str:
+        return "one of " + ", ".join(str(name) for name in self.names)
+
+    def parse(self, text: str) -> Any:
+        return {str(name): name for name in self.names}.get(text, text)
+
+    def accepts(self, value: Any) -> bool:
+        return not isinstance(value, bool) and value in self.names
+
+
+@dataclass(frozen=True)
+class Switch(Kind):
+    """On or off; `optional` lets None mean that the program decides."""
+
+    optional: bool = False
+
+    @property
+    def want(self) -> str:
+        return "true or false"
+
+    def parse(self, text: str) -> bool:
+        for value, words in ((True, ("true", "1", "yes", "on")), (False, ("false", "0", "no", "off"))):
+            if text.lower() in words:
+                return value
+        raise ValueError(text)
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, bool) or (self.optional and value is None)
+
+
+@dataclass(frozen=True)
+class Words(Kind):
+    """Any text that is not empty; None means "not set"."""
+
+    want: str = "some text"  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def parse(self, text: str) -> str:
+        return text
+
+    def accepts(self, value: Any) -> bool:
+        return value is None or (isinstance(value, str | os.PathLike) and bool(str(value)))
+
+
+class Texts(Kind):
+    """Any number of texts, none of them empty. One text alone is a list of one."""
+
+    many = True
+
+    @property
+    def want(self) -> str:
+        return "a text that is not empty"
+
+    def parse(self, text: str) -> str:
+        return text
+
+    def accepts(self, value: Any) -> bool:
+        texts = [value] if isinstance(value, str) else value
+        return isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
+
+    def gather(self, values: Sequence[str]) -> tuple[str, ...]:
+        return tuple(values)
+
+
+class Biases(Kind):
+    """Additions to the logits of some token ids, written `ID=NUMBER` with commas between several."""
+
+    many = True
+
+    @property
+    def want(self) -> str:
+        return "ID=NUMBER, with a token id from 0 and a number from -1000 to 1000"
+
+    def parse(self, text: str) -> dict[int, float]:
+        pairs = [each.partition("=") for each in text.split(",")]
+        return {int(token): float(bias) for token, _, bias in pairs}
+
+    def accepts(self, value: Any) -> bool:
+        token, bias = Whole(0), Number(-1000, 1000)
+        return isinstance(value, Mapping) and all(
+            token.accepts(key) and bias.accepts(number) for key, number in value.items()
+        )
+
+    def gather(self, values: Sequence[dict[int, float]]) -> dict[int, float]:
+        return {token: bias for pairs in values for token, bias in pairs.items()}
+
+
+class Drafts(Kind):
+    """Drafts verified in a round: None (derived), "auto" (each round anew), 0 (the whole block), a number."""
+
+    @property
+    def want(self) -> str:
+        return "an integer of 0 or more, auto, or full"
+
+    def parse(self, text: str) -> int | str:
+        return {"auto": "auto", "full": 0}[text] if text in ("auto", "full") else int(text)
+
+    def accepts(self, value: Any) -> bool:
+        return value is None or value == "auto" or Whole(0).accepts(value)
+
+
+@dataclass(frozen=True)
+class About:
+    """The declaration of one knob, written in the annotation of its field.
+
+    `unset` says in words what happens when the knob is not set and its default is None.
+    """
+
+    kind: Kind
+    help: str
+    unset: str = "none"
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One declared setting. `env` is empty where a setting belongs to one call and never to a machine."""
+
+    name: str
+    default: Any
+    env: str
+    about: About
+
+    @property
+    def kind(self) -> Kind:
+        return self.about.kind
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def shown_default(self) -> str:
+        """The default as help and reference page show it."""
+        if self.default is None or (self.kind.many and not self.default):
+            return self.about.unset
+        if isinstance(self.default, bool):
+            return "on" if self.default else "off"
+        return str(self.default)
+
+    def check(self, value: Any, called: str) -> None:
+        """Raises UsageError, calling the knob `called`, when `value` is not one that it takes."""
+        if not self.kind.accepts(value):
+            raise self.refusal(value, called)
+
+    def parse(self, text: str, called: str) -> Any:
+        """The value written as `text`, range not yet checked. Raises UsageError."""
+        try:
+            return self.kind.parse(text)
+        except ValueError as error:
+            raise self.refusal(text, called) from error
+
+    def refusal(self, value: Any, called: str) -> UsageError:
+        """The error that refuses `value`."""
+        names = [str(name) for name in self.kind.names] if isinstance(self.kind, Choice) else []
+        return UsageError(
+            f"{called} is {value!r}, which is not a value it takes.",
+            f"{suggestion(str(value), names)} Give {self.kind.want}.".strip(),
+            field=self.name,
+        )
+
+
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """`Did you mean ...?` for the nearest known word, or an empty string."""
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"Did you mean {near[0]}?" if near else ""
+
+
+class Settings:
+    """What the dataclasses of knobs share. Constructing one validates it."""
+
+    group = ""
+    env_prefix = "MLX_DSPARK_"
+
+    def __post_init__(self) -> None:
+        for knob in self.knobs():
+            knob.check(getattr(self, knob.name), knob.name)
+
+    @classmethod
+    def knobs(cls) -> tuple[Knob, ...]:
+        """The declared knobs, in order."""
+        hints = get_type_hints(cls, include_extras=True)
+        return tuple(
+            Knob(
+                field.name,
+                _default_of(field),
+                cls.env_prefix and cls.env_prefix + field.name.upper(),
+                hints[field.name].__metadata__[0],
+            )
+            for field in dataclasses.fields(cast(Any, cls))
+        )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Settings from keyword arguments. Raises UsageError for an unknown name or a value out of range."""
+        known = [knob.name for knob in cls.knobs()]
+        for name in options:
+            if name not in known:
+                listed = f"The settings are {', '.join(known)}."
+                raise UsageError(
+                    f"There is no setting {name!r}.", suggestion(name, known) or listed, field=name
+                )
+        return cls(**options)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

@@ -1,0 +1,203 @@
+"""What is loaded together: a target, its tokenizer, and who drafts for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
+from mlx_dspark.foundation.paths import default_cache_dir
+from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.session import Session
+
+if TYPE_CHECKING:
+    from mlx_dspark.catalog.progress import Progress
+    from mlx_dspark.contracts import Drafter, Target
+    from mlx_dspark.drafters.lookup import LookupDrafter
+    from mlx_dspark.engine.caps import MaxDraft
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A loaded target with its drafter, bound to it, or None for plain decoding."""
+
+    target: Target
+    tokenizer: Any
+    drafter: Drafter | None
+    config: dict[str, Any]
+    end_ids: frozenset[int]
+    mode: str
+    name: str = ""
+    max_draft: MaxDraft = None
+    weights: str = ""
+    """How the weights are held, in words."""
+
+    def session(self) -> Session:
+        """An engine around the parts, ready to answer."""
+        from mlx_dspark.engine.caps import cap_policy
+        from mlx_dspark.engine.engine import Engine
+
+        sources = self.drafter.sources if self.drafter is not None else ()
+        engine = Engine(self.target, self.drafter, cap=cap_policy(self.max_draft, sources))
+        return Session(
+            engine, self.tokenizer, end_ids=self.end_ids, mode=self.mode, name=self.name, weights=self.weights
+        )
+
+
+def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Parts:
+    """Load what `settings` name. Raises UsageError, LoadError or DownloadError naming what is at fault."""
+    from mlx_dspark.catalog.checkpoint import load_checkpoint
+    from mlx_dspark.catalog.progress import silent
+    from mlx_dspark.catalog.resolve import resolve_model
+    from mlx_dspark.targets.load import load_target
+
+    report = progress or silent
+    drafting = drafting_mode(settings)
+    cache_dir = default_cache_dir()
+    named = None if settings.model is None else str(settings.model)
+    found = resolve_model(
+        named, cache_dir=cache_dir, trust_remote_code=settings.trust_remote_code, progress=report
+    )
+    drafter, mode = _drafter(settings, drafting, report)
+    checkpoint = load_checkpoint(found, progress=report)
+    target = load_target(checkpoint, cpu_weights=settings.cpu_weights, cache_dir=cache_dir, progress=report)
+    if drafter is not None:
+        drafter.bind(target)
+    return Parts(
+        target,
+        checkpoint.tokenizer,
+        drafter,
+        checkpoint.config,
+        frozenset(checkpoint.eos_token_ids),
+        mode,
+        checkpoint.name,
+        settings.max_draft,
+        str(target.report or ""),
+    )
+
+
+def drafting_mode(settings: LoadSettings) -> str:
+    """`model`, `lookup` or `baseline`: who drafts, as far as the settings alone can tell.
+
+    Raises UsageError where settings contradict each other: none is accepted and then ignored.
+    """
+    if settings.mode in ("dspark", "dflash") and settings.drafter is None:
+        raise UsageError(
+            f"mode is {settings.mode!r}, and no drafter is given.",
+            "Name one with --drafter, or choose --mode lookup, which needs none.",
+            field="mode",
+        )
+    if settings.mode in ("lookup", "baseline") and settings.drafter is not None:
+        raise UsageError(
+            f"drafter is given, and mode {settings.mode!r} does not use one.",
+            "Leave one of the two out.",
+            field="drafter",
+        )
+    drafting = (
+        settings.mode if settings.mode == "baseline" else "lookup" if settings.drafter is None else "model"
+    )
+    unused = {"model": (), "lookup": _DRAFTER_KNOBS, "baseline": (*_DRAFTER_KNOBS, *_DRAFTING_KNOBS)}
+    _refuse_unused(settings, unused[drafting], _USED_WITH[drafting])
+    return drafting
+
+
+_DRAFTER_KNOBS = ("confidence_threshold", "drafter_bits", "drafter_window", "lookup_drafts")
+_DRAFTING_KNOBS = ("max_draft", "lookup_long_draft")
+_USED_WITH = {
+    "baseline": "choose a mode that drafts",
+    "lookup": "name a drafter with --drafter",
+    "model": "let lookup draft too (--lookup-drafts)",
+}
+
+
+def _refuse_unused(settings: LoadSettings, unused: Sequence[str], advice: str) -> None:
+    for knob in LoadSettings.knobs():
+        if knob.name in unused and getattr(settings, knob.name) != knob.default:
+            raise UsageError(
+                f"{knob.name} is set, and nothing here would use it.",
+                f"Leave it out, or {advice}.",
+                field=knob.name,
+            )
+
+
+def _drafter(settings: LoadSettings, drafting: str, progress: Progress) -> tuple[Drafter | None, str]:
+    """The drafter, not yet bound, and the mode it amounts to."""
+    from mlx_dspark.drafters.first_hit import FirstHit
+
+    if drafting == "baseline":
+        return None, "baseline"
+    if drafting == "lookup":
+        return lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft), "lookup"
+    model = _model_drafter(settings, progress)
+    if settings.mode not in ("auto", model.name):
+        raise DrafterMismatch(
+            f"mode is {settings.mode!r}, and the drafter {settings.drafter} is a {model.name} drafter.",
+            f"Use --mode {model.name} or --mode auto.",
+            field="mode",
+        )
+    first = settings.lookup_drafts if settings.lookup_drafts is not None else model.name == "dspark"
+    if not first:
+        _refuse_unused(settings, ("lookup_long_draft",), _USED_WITH["model"])
+        return model, model.name
+    lookup = lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft, beside_model=True)
+    return FirstHit([lookup, model]), model.name
+
+
+def lookup_drafter(
+    max_draft: MaxDraft, *, base: int = 6, long_draft: int = 32, beside_model: bool = False
+) -> LookupDrafter:
+    """A lookup drafter whose usual draft is the pinned `max_draft`, or `base` where none is pinned.
+
+    Beside a model drafter it asks for longer matches, since a spurious hit forgoes that drafter's round.
+    """
+    from mlx_dspark.drafters.lookup import LONGEST_DRAFT, LookupDrafter
+
+    pinned = max_draft if isinstance(max_draft, int) and max_draft > 0 else None
+    min_n, max_n = (4, 5) if beside_model else (3, 4)
+    usual = base if pinned is None else min(pinned, LONGEST_DRAFT)
+    return LookupDrafter(min_n=min_n, max_n=max_n, max_draft=usual, long_draft=long_draft)
+
+
+def _model_drafter(settings: LoadSettings, progress: Progress) -> Drafter:
+    from mlx_dspark.catalog.progress import LoadProgress
+    from mlx_dspark.catalog.resolve import resolve_model
+    from mlx_dspark.drafters.load import load_drafter
+
+    found = resolve_model(str(settings.drafter), cache_dir=default_cache_dir(), progress=progress)
+    progress(LoadProgress(f"reading drafter {found.name}"))
+    return load_drafter(
+        found.path,
+        quantize_bits=settings.drafter_bits,
+        window=settings.drafter_window,
+        confidence_threshold=settings.confidence_threshold,
+    )
+
+
+def load_pair(
+    model: str | os.PathLike[str] | None = None,
+    drafter: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> tuple[Target, Any, Drafter | None, dict[str, Any]]:
+    """Target, tokenizer, drafter and the model's config, for the functions that generate.
+
+    Without `drafter`: the one shipped with the model, else lookup. `settings` are fields of LoadSettings.
+    Raises UsageError, LoadError or DownloadError.
+    """
+    parts = load_parts(LoadSettings.of({"model": model, "drafter": drafter, **settings}))
+    return parts.target, parts.tokenizer, parts.drafter, parts.config
+
+
+def load_dflash_pair(
+    model: str | os.PathLike[str] | None = None,
+    drafter: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> tuple[Target, Any, Drafter | None, dict[str, Any]]:
+    """As `load_pair`, for a DFlash drafter; any other kind is refused."""
+    return load_pair(model, drafter, **{"mode": "dflash", **settings})
+
+
+def end_ids_of(tokenizer: Any) -> Collection[int]:
+    """The end-of-sequence ids that a loaded tokenizer carries."""
+    return frozenset(tokenizer.eos_token_ids)

@@ -1,0 +1,122 @@
+"""A loaded model that answers: prompt in, typed events or a result out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mlx_dspark.chat.detokenize import TextDecoder
+from mlx_dspark.chat.stops import TextStops
+from mlx_dspark.chat.template import Prompt, encode_prompt
+from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Started, Text
+from mlx_dspark.foundation.request import GenerateRequest
+from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
+from mlx_dspark.session.result import Result, SessionEvent
+
+if TYPE_CHECKING:
+    from mlx_dspark.catalog.progress import Progress
+
+
+class StreamsEvents(Protocol):
+    """The part of an engine that a session needs."""
+
+    def stream(self, request: GenerateRequest) -> Iterator[EngineEvent]: ...
+
+
+class Session:
+    """One engine, its tokenizer and the ids that end a text.
+
+    `name` is the model's, `mode` says who drafts, `weights` how the weights are held.
+    """
+
+    def __init__(
+        self,
+        engine: StreamsEvents,
+        tokenizer: Any,
+        *,
+        end_ids: Collection[int],
+        mode: str,
+        name: str = "",
+        weights: str = "",
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+        self.end_ids = frozenset(end_ids)
+        self.mode = mode
+        self.name = name
+        self.weights = weights
+        self._decoder = TextDecoder(tokenizer)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        settings: GenerateSettings | None = None,
+        *,
+        cancelled: Callable[[], bool] = lambda: False,
+        **options: Any,
+    ) -> Iterator[SessionEvent]:
+        """The answer as it is decided: the engine's events, with Text after the Committed that released it.
+
+        `settings`, or as `options` its fields. `cancelled` is asked between events; closing the iterator
+        cancels too. Raises UsageError or RequestError here, before anything runs.
+        """
+        if settings is not None and options:
+            raise UsageError("settings and options are both given.", "Give one of the two.", field="settings")
+        settings = settings or GenerateSettings.of(options)
+        ids = encode_prompt(
+            self.tokenizer, prompt, system=settings.system, chat_template=settings.chat_template
+        )
+        text = TextStops(self._decoder.start(), settings.stops, self.end_ids)
+        request = GenerateRequest(ids, settings.max_new_tokens, settings.sampling, self.end_ids, text)
+        return _with_text(self.engine.stream(request), text, cancelled)
+
+    def generate(self, prompt: Prompt, settings: GenerateSettings | None = None, **options: Any) -> Result:
+        """The whole answer: `stream`, folded. Raises as `stream` does."""
+        return self.fold(self.stream(prompt, settings, **options))
+
+    def fold(self, events: Iterable[SessionEvent]) -> Result:
+        """The result of a stream of this session."""
+        return Result.fold(events, mode=self.mode, end_ids=self.end_ids)
+
+
+def load(
+    model: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **settings: Any
+) -> Session:
+    """Load a model, and what drafts for it, into a session. Without a name: the default model.
+
+    `settings` are the fields of LoadSettings; `progress` is told what is being fetched and read. Raises
+    UsageError, LoadError or DownloadError naming the field or file at fault.
+    """
+    from mlx_dspark.session.pair import load_parts
+
+    return load_parts(LoadSettings.of({"model": model, **settings}), progress).session()
+
+
+def _with_text(
+    events: Iterator[EngineEvent], text: TextStops, cancelled: Callable[[], bool]
+) -> Iterator[SessionEvent]:
+    prompt_tokens = committed = 0
+    try:
+        for event in events:
+            if isinstance(event, Finished) and (last := text.finish()):
+                yield Text(last)
+            yield event
+            if isinstance(event, Finished):
+                return
+            if isinstance(event, Started):
+                prompt_tokens = event.prompt_tokens
+            if isinstance(event, Committed):
+                committed += len(event.tokens)
+                if shown := text.take():
+                    yield Text(shown)
+            if cancelled():
+                break
+        if last := text.finish():
+            yield Text(last)
+        yield Finished("cancelled", prompt_tokens, committed)
+    finally:
+        close = getattr(events, "close", None)
+        if close is not None:
+            close()

