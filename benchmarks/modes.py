@@ -88,6 +88,7 @@ class Tally:
         return sum(run.accepted + run.verify_rounds for run in self.runs) / rounds if rounds else 0.0
 
 
+POLICIES: dict[str, MaxDraft] = {"derived": None, "auto": "auto", "whole block": 0}
 Arm = Callable[[list[int], int], Run]
 
 
@@ -152,11 +153,10 @@ def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft) -> Arm:
 
 def arms_of(args: argparse.Namespace, target: Any, drafter: Drafter | None) -> dict[str, Arm]:
     arms = {"plain": arm_of(target, None, None)}
-    for label, max_draft in (("derived", None), ("auto", "auto")):
+    for label, max_draft in POLICIES.items():
         arms[f"lookup, {label}"] = arm_of(target, LookupDrafter(), max_draft)
-    arms["lookup, whole block"] = arm_of(target, LookupDrafter(), 0)
     if drafter is not None:
-        for label, max_draft in (("derived", None), ("auto", "auto"), ("whole block", 0)):
+        for label, max_draft in POLICIES.items():
             arms[f"{drafter.name}, {label}"] = arm_of(target, drafter, max_draft)
         both = FirstHit([LookupDrafter(min_n=4, max_n=5), drafter])
         arms[f"lookup+{drafter.name}, auto"] = arm_of(target, both, "auto")

@@ -80,9 +80,9 @@ class Target(Protocol):
 class Ask:
     """What a round asks of a drafter. All sequences have one entry per row.
 
-    `anchors` are the newest committed tokens, not yet fed to the target; `caps` the most drafts wanted (0: none);
-    `positions` the absolute position of the anchor, which is the row's depth; draft `i`
-    (0-based) is a proposal for position `positions[r] + 1 + i`.
+    `anchors` are the newest committed tokens, not yet fed to the target; `caps` the most drafts wanted, or 0;
+    `positions` the absolute position of the anchor, which is the row's depth; draft `i` (0-based) is a
+    proposal for position `positions[r] + 1 + i`.
     Greedy rows draft the arg-max. Sampled rows draw from their own q with `noise.draft_gumbel`.
     `by_source` holds the caps per drafter name, for a composition to hand on; `caps` is their maximum.
     """

@@ -22,6 +22,7 @@ from mlx_dspark.drafters.block import BlockDrafter
 from mlx_dspark.drafters.load import load_drafter
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.request import SamplingParams
+from mlx_dspark.kernels.dispatch import STOCK
 from mlx_dspark.nn.context import ContextRows
 from mlx_dspark.nn.noise import RowNoise
 
@@ -80,12 +81,12 @@ def _is_case(folder: Path) -> bool:
     return any((folder / name).is_file() for name in FILES)
 
 
-def check_case(folder: Path) -> Verdict:
-    """Run both rounds of one case; a broken case is a failed one."""
+def check_case(folder: Path, held_as: str = STOCK) -> Verdict:
+    """Run both rounds of one case; a broken case is a failed one. `held_as` is a way of the CPU back end."""
     if missing := [name for name in FILES if not (folder / name).is_file()]:
         return Verdict(folder.name, math.inf, fault=f"lacks {', '.join(missing)}")
     try:
-        errors = _relative_errors(folder)
+        errors = _relative_errors(folder, held_as)
     except (DsparkError, AssertionError, KeyError, ValueError) as error:
         return Verdict(folder.name, math.inf, fault=f"{type(error).__name__}: {error}")
     where, worst = max(errors.items(), key=lambda item: math.inf if math.isnan(item[1]) else item[1])
@@ -93,12 +94,14 @@ def check_case(folder: Path) -> Verdict:
     return Verdict(folder.name, worst, where, fault)
 
 
-def _relative_errors(folder: Path) -> dict[str, float]:
+def _relative_errors(folder: Path, held_as: str) -> dict[str, float]:
     io = mx.load(str(folder / "io.safetensors"))
     assert isinstance(io, dict)
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     drafter = load_drafter(folder, quantize_bits=0, dtype=mx.float32)
     drafter.bind(_target(drafter, io))
+    if held_as != STOCK:
+        drafter.hold_weights(held_as, folder)
     rows, seen, errors = drafter.new_rows(), 0, {}
     for number, anchor in enumerate(meta["anchors"]):
         position = meta["context_len"] + number * (meta["accepted"] + 1)

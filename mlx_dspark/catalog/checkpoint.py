@@ -56,8 +56,8 @@ class Checkpoint:
 def load_checkpoint(ref: ModelRef, *, progress: Progress = silent) -> Checkpoint:
     """Check and load a model.
 
-    On the CPU back end everything computes in float32; elsewhere a GGUF file computes in float16, which holds
-    its scales exactly, and a folder as it is stored. Raises BadCheckpoint, UnsupportedModel or
+    A folder keeps the number formats it is stored in. A GGUF file's scales are float32 on the CPU back end
+    and float16 elsewhere, which holds them exactly. Raises BadCheckpoint, UnsupportedModel or
     RemoteCodeRefused.
     """
     progress(LoadProgress(f"reading {ref.name}", 0.0))
@@ -117,8 +117,6 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
     stored = check_folder(ref.path, trust_remote_code=trust)
     with _blaming(f"The model in {ref.path}"):
         model, config = load_model(ref.path, lazy=True, trust_remote_code=trust)
-    if computes_on_cpu():
-        model.set_dtype(mx.float32)
     declared = _declared_eos(ref.path, stored)
     with _blaming(f"The tokenizer of {ref.path}"), tokenizer_errors():
         tokenizer = load_tokenizer(ref.path, {"trust_remote_code": trust}, eos_token_ids=sorted(declared))

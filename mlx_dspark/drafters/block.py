@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 
@@ -15,6 +16,8 @@ from mlx_dspark.catalog.formats import DrafterConfig
 from mlx_dspark.contracts import Ask, Observation, Proposal, Source, Target
 from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw
 from mlx_dspark.foundation.errors import DrafterMismatch
+from mlx_dspark.kernels.attention import cpu_attention
+from mlx_dspark.kernels.dispatch import STOCK, install_cpu_weights
 from mlx_dspark.nn.block import BlockBackbone
 from mlx_dspark.nn.context import ContextRow, ContextRows
 from mlx_dspark.nn.probs import PointMass
@@ -95,6 +98,17 @@ class BlockDrafter(ABC):
         """Raises DrafterMismatch naming the field that does not fit, with both values."""
         check_fit(self.config, target)
         self._target = target
+
+    def hold_weights(self, choice: str, cache_dir: Path) -> None:
+        """Hold the model's weights the way its target holds its own on the CPU back end.
+
+        `choice` names the way (`kernels.dispatch.CHOICES`).
+        """
+        install_cpu_weights(self.model, choice=choice, cache_dir=cache_dir)
+        if choice != STOCK:
+            attention = cpu_attention()
+            for layer in self.model.layers:
+                layer.self_attn.attention = attention
 
     def new_rows(self, n: int = 1) -> ContextRows:
         return ContextRows([self.model.new_row() for _ in range(n)])

@@ -1,19 +1,24 @@
 """The one attention seam: model code calls `scaled_dot_product_attention`, and rows of a batch part here.
 
-Projections run over the whole batch, attention runs per row, because rows share no keys. With one row the
-model code receives plain arrays and takes MLX's own path.
+Projections run over the whole batch, attention runs per row, because rows share no keys. Which attention a
+row gets is its state's to say: a state carries the choice of the target that made it, so two models in one
+process do not disturb each other.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
 _SEAM = "scaled_dot_product_attention"
+
+Attention = Callable[[mx.array, mx.array, mx.array, float, Any, Any], mx.array]
+"""`(queries, keys, values, scale, mask, sinks)` to `[batch, heads, width, head_dim]`."""
 
 
 class RowArrays(tuple[mx.array, ...]):
@@ -22,19 +27,43 @@ class RowArrays(tuple[mx.array, ...]):
     __slots__ = ()
 
 
+def stock_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
+) -> mx.array:
+    """MLX's own."""
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
+
+
+def cpu_attention() -> Attention:
+    """The CPU back end's attention where its kernel applies, else MLX's; MLX's where llvmlite is missing."""
+    if find_spec("llvmlite") is None:
+        return stock_attention
+    from mlx_dspark.kernels.cpu_attention.attend import attend, takes
+
+    def attention(
+        queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
+    ) -> mx.array:
+        if takes(queries, keys, values, mask, sinks):
+            return attend(queries, keys, values, scale, causal=mask is not None)
+        return stock_attention(queries, keys, values, scale, mask, sinks)
+
+    return attention
+
+
 def rowwise(stock: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """`stock` for plain arrays; row by row for RowArrays."""
+    """`stock`, unless the cache is a state that carries its own attention; then that, row by row."""
 
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
     ) -> mx.array:
-        if not isinstance(keys, RowArrays):
+        attention = getattr(cache, "attention", None)
+        if attention is None:
             return stock(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        if not isinstance(keys, RowArrays):
+            return attention(queries, keys, values, scale, mask, sinks)
         assert mask is None or isinstance(mask, str), "a mask of several rows is causal or absent"
         outputs = [
-            mx.fast.scaled_dot_product_attention(
-                queries[row : row + 1], keys[row], values[row], scale=scale, mask=mask, sinks=sinks
-            )
+            attention(queries[row : row + 1], keys[row], values[row], scale, mask, sinks)
             for row in range(len(keys))
         ]
         return mx.concatenate(outputs, axis=0)
@@ -44,10 +73,10 @@ def rowwise(stock: Callable[..., mx.array]) -> Callable[..., mx.array]:
 
 
 def install_row_attention(model: nn.Module) -> None:
-    """Make the modules that `model` is built from able to attend over several rows.
+    """Make the modules that `model` is built from ask the state how to attend.
 
-    The name is replaced in each module that defines a part of the model and uses it; plain arrays take the
-    path they took before. Installing twice changes nothing.
+    The name is replaced in each module that defines a part of the model and uses it; other caches than ours
+    take the path they took before. Installing twice changes nothing.
     """
     for name in {type(module).__module__ for module in model.modules()}:
         home = sys.modules[name]

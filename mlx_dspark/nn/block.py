@@ -13,6 +13,7 @@ from typing import Literal
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_dspark.kernels.attention import Attention, stock_attention
 from mlx_dspark.nn.context import ContextLayer, ContextRow
 from mlx_dspark.nn.rope import Rope
 
@@ -75,6 +76,7 @@ class ContextAttention(nn.Module):
         self.rope = rope
         self.mask = mask
         self.span = mask.span(drafting_window)
+        self.attention: Attention = stock_attention
 
     def absorb(
         self, fused: mx.array, counts: Sequence[int], position: Sequence[int], rows: Sequence[ContextLayer]
@@ -101,7 +103,7 @@ class ContextAttention(nn.Module):
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, row: ContextLayer) -> mx.array:
         mask = self.mask.of(row.visible(self.span), queries.shape[2])
         keys, values = row.with_block(keys, values, self.span)
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self.scale, mask=mask)
+        return self.attention(queries, keys, values, self.scale, mask, None)
 
     def _keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Keys, normed but not rotated, and values: `[rows, kv_heads, width, head_dim]`."""

@@ -15,6 +15,7 @@ from mlx_dspark.session.session import Session
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import Progress
     from mlx_dspark.contracts import Drafter, Target
+    from mlx_dspark.drafters.block import BlockDrafter
     from mlx_dspark.drafters.lookup import LookupDrafter
     from mlx_dspark.engine.caps import MaxDraft
 
@@ -60,11 +61,13 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
     found = resolve_model(
         named, cache_dir=cache_dir, trust_remote_code=settings.trust_remote_code, progress=report
     )
-    drafter, mode = _drafter(settings, drafting, report)
+    drafter, model, mode = _drafter(settings, drafting, report)
     checkpoint = load_checkpoint(found, progress=report)
     target = load_target(checkpoint, cpu_weights=settings.cpu_weights, cache_dir=cache_dir, progress=report)
     if drafter is not None:
         drafter.bind(target)
+    if model is not None and target.report is not None and target.report.choice is not None:
+        model.hold_weights(target.report.choice, cache_dir)
     return Parts(
         target,
         checkpoint.tokenizer,
@@ -122,14 +125,16 @@ def _refuse_unused(settings: LoadSettings, unused: Sequence[str], advice: str) -
             )
 
 
-def _drafter(settings: LoadSettings, drafting: str, progress: Progress) -> tuple[Drafter | None, str]:
-    """The drafter, not yet bound, and the mode it amounts to."""
+def _drafter(
+    settings: LoadSettings, drafting: str, progress: Progress
+) -> tuple[Drafter | None, BlockDrafter | None, str]:
+    """The drafter, not yet bound; the model drafter in it, if any; and the mode it amounts to."""
     from mlx_dspark.drafters.first_hit import FirstHit
 
     if drafting == "baseline":
-        return None, "baseline"
+        return None, None, "baseline"
     if drafting == "lookup":
-        return lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft), "lookup"
+        return lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft), None, "lookup"
     model = _model_drafter(settings, progress)
     if settings.mode not in ("auto", model.name):
         raise DrafterMismatch(
@@ -140,9 +145,9 @@ def _drafter(settings: LoadSettings, drafting: str, progress: Progress) -> tuple
     first = settings.lookup_drafts if settings.lookup_drafts is not None else model.name == "dspark"
     if not first:
         _refuse_unused(settings, ("lookup_long_draft",), _USED_WITH["model"])
-        return model, model.name
+        return model, model, model.name
     lookup = lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft, beside_model=True)
-    return FirstHit([lookup, model]), model.name
+    return FirstHit([lookup, model]), model, model.name
 
 
 def lookup_drafter(
@@ -160,7 +165,7 @@ def lookup_drafter(
     return LookupDrafter(min_n=min_n, max_n=max_n, max_draft=usual, long_draft=long_draft)
 
 
-def _model_drafter(settings: LoadSettings, progress: Progress) -> Drafter:
+def _model_drafter(settings: LoadSettings, progress: Progress) -> BlockDrafter:
     from mlx_dspark.catalog.progress import LoadProgress
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.drafters.load import load_drafter

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import create_attention_mask
 
-from mlx_dspark.kernels.attention import RowArrays
+from mlx_dspark.kernels.attention import Attention, RowArrays, stock_attention
 from mlx_dspark.state.base import LayerCapture
 
 STEP = 256
@@ -55,10 +55,11 @@ class KVState:
     """Key and value rows that grow without bound; any suffix can be taken back.
 
     Speaks the mlx-lm cache protocol (`offset`, `update_and_fetch`, `make_mask`). Writing past `depth` costs
-    nothing to undo: what is not committed is overwritten.
+    nothing to undo: what is not committed is overwritten. `attention` is how its rows are attended to.
     """
 
-    def __init__(self, n: int = 1) -> None:
+    def __init__(self, n: int = 1, attention: Attention = stock_attention) -> None:
+        self.attention = attention
         self._rows = [_Row() for _ in range(n)]
         self._open: deque[int] = deque()
         self._base = [0] * n

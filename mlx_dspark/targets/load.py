@@ -12,7 +12,7 @@ from mlx_dspark.catalog.checkpoint import Checkpoint
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.contracts import TargetSpec
 from mlx_dspark.foundation.errors import UnsupportedModel
-from mlx_dspark.kernels.dispatch import STOCK, install_cpu_weights
+from mlx_dspark.kernels.dispatch import STOCK, CpuWeightsReport, install_cpu_weights
 from mlx_dspark.targets.dense.target import DenseTarget
 
 
@@ -41,15 +41,13 @@ def load_target(
         cache_dir=cache_dir,
         progress=lambda message: progress(LoadProgress(message)),
     )
-    target = target_of(
+    return target_of(
         checkpoint.model,
         checkpoint.config,
         name=checkpoint.name,
         context=checkpoint.context,
-        lazy=report.choice in (None, STOCK),
+        weights=report,
     )
-    target.report = report
-    return target
 
 
 def refuse_untracked_states(model: nn.Module, config: dict[str, Any]) -> None:
@@ -66,13 +64,18 @@ def refuse_untracked_states(model: nn.Module, config: dict[str, Any]) -> None:
 
 
 def target_of(
-    model: nn.Module, config: dict[str, Any], *, name: str = "", context: int = 0, lazy: bool = True
+    model: nn.Module,
+    config: dict[str, Any],
+    *,
+    name: str = "",
+    context: int = 0,
+    weights: CpuWeightsReport | None = None,
 ) -> DenseTarget:
     """The target for an mlx-lm model.
 
     `context` is the most tokens prompt and answer may have together; 0 reads `max_position_embeddings`.
-    `lazy` says whether a forward only builds a graph. Raises UnsupportedModel when a layer's state is not a
-    growing key/value cache.
+    `weights` reports how the CPU back end holds them, when something was installed. Raises UnsupportedModel
+    when a layer's state is not a growing key/value cache.
     """
     refuse_untracked_states(model, config)
     settings = text_config(config)
@@ -83,6 +86,6 @@ def target_of(
         layers=len(model.layers),  # type: ignore[attr-defined]
         context=context or int(settings.get("max_position_embeddings", 0)) or 1 << 20,
         name=name,
-        lazy=lazy,
+        lazy=weights is None or weights.choice in (None, STOCK),
     )
-    return DenseTarget(model, spec)
+    return DenseTarget(model, spec, weights=weights)

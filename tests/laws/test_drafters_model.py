@@ -20,6 +20,7 @@ from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw
 from mlx_dspark.drafters.load import load_drafter
 from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
 from mlx_dspark.foundation.request import SamplingParams
+from mlx_dspark.kernels.dispatch import CHOICES
 from mlx_dspark.nn.block import BlockMask
 from mlx_dspark.nn.context import STEP, ContextRows
 from mlx_dspark.nn.noise import RowNoise
@@ -144,9 +145,10 @@ def close(found: mx.array, expected: mx.array, tolerance: float = 1e-4) -> bool:
 # ---------------------------------------------------------------------------------------- reference values
 
 
+@pytest.mark.parametrize("held_as", CHOICES)
 @pytest.mark.parametrize("case", cases(GOLDEN), ids=lambda case: case.name)
-def test_golden(case: Path) -> None:
-    verdict = check_case(case)
+def test_golden(case: Path, held_as: str) -> None:
+    verdict = check_case(case, held_as)
     assert not verdict.fault, verdict
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
-import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
@@ -42,7 +41,7 @@ def assert_equal_in_stock_mlx_lm(checkpoint: Checkpoint, folder: Path, tokens: i
     assert ours.keys() == stock.keys()
     for name in ours:
         assert ours[name].dtype == stock[name].dtype
-        assert np.array_equal(np.array(ours[name]), np.array(stock[name])), name
+        assert mx.array_equal(ours[name], stock[name]).item(), name
     assert tokenizer.eos_token_ids == checkpoint.eos_token_ids
     for text in TEXTS:
         prompt = chat(checkpoint.tokenizer, text)

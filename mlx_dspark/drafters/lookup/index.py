@@ -30,8 +30,10 @@ class NgramIndex:
                     self._ends[tuple(self.tokens[end - n :])] = end
 
     def match(self, anchor: int) -> tuple[int, int] | None:
-        """`(start, length)` for the longest n-gram of the suffix ending in `anchor` that occurred before: where
-        its continuation begins, and how many tokens before it match. The continuation may be the anchor."""
+        """`(start, length)` for the longest n-gram of the suffix ending in `anchor` that occurred before.
+
+        Its continuation begins at `start` and may be the anchor; `length` tokens before it match.
+        """
         suffix = [*self.tokens[-(LONGEST_MATCH - 1) :], anchor]
         for n in self._sizes:
             if n > len(suffix):

@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from mlx_dspark.contracts import Forward, Logits, TargetSpec
 from mlx_dspark.foundation.errors import UnsupportedModel
-from mlx_dspark.kernels.attention import install_row_attention
+from mlx_dspark.kernels.attention import cpu_attention, install_row_attention, stock_attention
 from mlx_dspark.kernels.dispatch import CpuWeightsReport
 from mlx_dspark.state.kv import KVState
 from mlx_dspark.state.rows import RowStates
@@ -23,13 +23,17 @@ class DenseTarget:
     """A model of mlx-lm with one growing key/value cache per layer.
 
     The model's own forward computes everything. Where its vocabulary head is a separate last step (checked at
-    construction on real numbers), only the positions asked for go through it.
+    construction on real numbers), only the positions asked for go through it. `weights` reports how the CPU
+    back end holds them.
     """
 
-    def __init__(self, model: nn.Module, spec: TargetSpec) -> None:
+    def __init__(
+        self, model: nn.Module, spec: TargetSpec, *, weights: CpuWeightsReport | None = None
+    ) -> None:
         self.model: Any = model
         self.spec = spec
-        self.report: CpuWeightsReport | None = None
+        self.report = weights
+        self._attention = stock_attention if spec.lazy else cpu_attention()
         install_row_attention(model)
         self._taps = tap_layers(model.layers)  # type: ignore[attr-defined]
         probe = mx.array([[0, 1 % spec.vocab, 2 % spec.vocab]])
@@ -40,7 +44,7 @@ class DenseTarget:
         self._embed_scale = _embed_scale(self.model, probe, entering)
 
     def new_rows(self, n: int = 1) -> RowStates:
-        return RowStates([KVState(n) for _ in range(self.spec.layers)], n)
+        return RowStates([KVState(n, self._attention) for _ in range(self.spec.layers)], n)
 
     def forward(
         self, tokens: mx.array, rows: RowStates, *, taps: tuple[int, ...] = (), logits: Logits = Logits.ALL

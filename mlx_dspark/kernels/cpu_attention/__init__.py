@@ -1,0 +1,1 @@
+"""Attention of a few query rows on the CPU: see README.md."""

@@ -1,0 +1,1 @@
+"""Small steps between the matrices, without MLX's cost per operation: see README.md."""

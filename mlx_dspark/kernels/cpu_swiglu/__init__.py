@@ -1,0 +1,1 @@
+"""The gate of a SwiGLU feed-forward on the CPU: see README.md."""

@@ -1,0 +1,193 @@
+"""Kernels enter a model here, at load, by replacing modules.
+
+On the CPU back end the way of holding and multiplying the weights is chosen by a race (decision 002) and
+installed. All ways compute in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import psutil
+from mlx.utils import tree_unflatten
+
+from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.kernels import race
+from mlx_dspark.kernels.base import Floats, Source, Way
+from mlx_dspark.kernels.cpu_dense.matrix import Dense
+from mlx_dspark.kernels.cpu_small.modules import host_module
+from mlx_dspark.kernels.modules import HeldEmbedding, HeldLinear
+from mlx_dspark.kernels.race import RaceMemory, Timing
+
+STOCK = "stock"
+CHOICES = ("blocks", "dense", STOCK)
+
+
+@dataclass(frozen=True)
+class CpuWeightsReport:
+    """How the CPU back end holds a model's weights, and why.
+
+    choice      a name of CHOICES; None on any other device
+    reason      "measured", "remembered", "pinned", or why nothing was done
+    timings     what the race measured, one per way; empty when pinned
+    absent      (way, why it did not take part)
+    left_stock  (module, why it keeps MLX's own way)
+    """
+
+    choice: str | None
+    reason: str
+    timings: tuple[Timing, ...] = ()
+    absent: tuple[tuple[str, str], ...] = ()
+    left_stock: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        if self.choice is None:
+            return f"weights: MLX's own way ({self.reason})"
+        measured = ", ".join(
+            f"{timing.name} {timing.plain_ms:.0f}/{timing.verify_ms:.0f} ms" for timing in self.timings
+        )
+        return f"weights: {self.choice} ({self.reason}{'; ' + measured if measured else ''})"
+
+
+def install_cpu_weights(
+    model: nn.Module,
+    *,
+    choice: str | None = None,
+    cache_dir: Path,
+    progress: Callable[[str], None] | None = None,
+) -> CpuWeightsReport:
+    """Make `model` hold its weights the way that is fastest here, or the way named by `choice`.
+
+    Replaces linear and embedding modules in place, with them the norms and rotations between, and turns what
+    is left to float32: the model can no longer be saved. The race's timings are remembered in `cache_dir`.
+    Does nothing unless MLX's default device is the CPU. Raises UsageError for a `choice` that does not exist
+    or cannot be had here.
+    """
+    if choice is not None and choice not in CHOICES:
+        raise UsageError(
+            f"There is no way of holding CPU weights called {choice!r}.",
+            f"Choose one of {', '.join(CHOICES)}.",
+            field="cpu_weights",
+        )
+    if mx.default_device() != mx.Device(mx.cpu):
+        return CpuWeightsReport(None, "the device is not the CPU")
+    sources = {
+        name: source for name, module in model.named_modules() if (source := Source.of(module)) is not None
+    }
+    ways, absent = _ways(sources)
+    if choice is not None:
+        if choice not in (*ways, STOCK):
+            raise UsageError(
+                f"The CPU weights cannot be held as {choice!r}: {absent[choice]}.",
+                f"Choose one of {', '.join((*ways, STOCK))}.",
+                field="cpu_weights",
+            )
+        chosen, reason, timings = choice, "pinned", ()
+    else:
+        chosen, reason, timings = _race(list(sources.values()), ways, cache_dir, progress)
+    left = _install(model, sources, ways[chosen]) if chosen in ways else {}
+    model.set_dtype(mx.float32)
+    return CpuWeightsReport(
+        chosen, reason, timings, tuple(absent.items()), (*left.items(), *_unknown_quantized(model, left))
+    )
+
+
+def _ways(sources: dict[str, Source]) -> tuple[dict[str, Way], dict[str, str]]:
+    """The ways that can be offered for these matrices, and why the others cannot."""
+    ways: dict[str, Way] = {}
+    absent: dict[str, str] = {}
+    if find_spec("llvmlite") is None:
+        absent["blocks"] = "the package llvmlite is not installed"
+    else:
+        from mlx_dspark.kernels.cpu_blocks.matrix import Blocks
+
+        ways["blocks"] = Blocks()
+    dense_bytes = 4 * sum(source.weights for source in sources.values())
+    if dense_bytes > psutil.virtual_memory().available / 2:
+        absent["dense"] = f"{dense_bytes / 1e9:.1f} GB in float32 are more than half of the free memory"
+    else:
+        ways["dense"] = Dense()
+    return ways, absent
+
+
+def _race(
+    sources: list[Source],
+    ways: dict[str, Way],
+    cache_dir: Path,
+    progress: Callable[[str], None] | None,
+) -> tuple[str, str, tuple[Timing, ...]]:
+    if not any(way.refusal(source) is None for way in ways.values() for source in sources):
+        return STOCK, "no matrix that another way could hold", ()
+    memory = RaceMemory(cache_dir)
+    key = race.race_key(sources, {name: way.version for name, way in ways.items()})
+    timings = memory.recall(key, (STOCK, *ways))
+    reason = "remembered"
+    if timings is None:
+        if progress is not None:
+            progress("measuring how this processor multiplies the weights best")
+        offered = {name: _holder(way) for name, way in ways.items()}
+        timings = race.measure(sources, {STOCK: _stock, **offered})
+        memory.remember(key, timings)
+        reason = "measured"
+    return race.fastest(timings, STOCK), reason, tuple(timings)
+
+
+def _holder(way: Way) -> Callable[[Source], race.Multiply]:
+    return lambda source: way.hold(source).multiply if way.refusal(source) is None else _stock(source)
+
+
+def _stock(source: Source) -> race.Multiply:
+    """MLX's own product of the matrix in float32."""
+    if not source.bits:
+        weight = source.weight.astype(mx.float32)
+        return lambda rows: mx.eval(mx.array(rows) @ weight.T)
+    scales, biases = source.float32_scales()
+
+    def multiply(rows: Floats) -> None:
+        form = {"group_size": source.group_size, "bits": source.bits, "mode": source.mode}
+        mx.eval(mx.quantized_matmul(mx.array(rows), source.weight, scales, biases, transpose=True, **form))
+
+    return multiply
+
+
+def _install(model: nn.Module, sources: dict[str, Source], way: Way) -> dict[str, str]:
+    """Replace module by module, so that at most one matrix is held twice; returns what was left, and why."""
+    left = {}
+    modules = dict(model.named_modules())
+    while sources:
+        name, source = sources.popitem()
+        refusal = way.refusal(source)
+        if refusal is not None:
+            left[name] = refusal
+            continue
+        module = modules.pop(name)
+        matrix = way.hold(source)
+        embedding = isinstance(module, nn.Embedding | nn.QuantizedEmbedding)
+        held = HeldEmbedding(matrix) if embedding else HeldLinear(matrix, module.get("bias"))
+        model.update_modules(tree_unflatten([(name, held)]))
+    _replace(model, host_module)
+    if way.name == "blocks":
+        from mlx_dspark.kernels.cpu_swiglu.module import fused
+
+        _replace(model, fused)
+    return left
+
+
+def _replace(model: nn.Module, other_form: Callable[[nn.Module], nn.Module | None]) -> None:
+    for name, module in list(model.named_modules()):
+        other = other_form(module)
+        if other is not None:
+            model.update_modules(tree_unflatten([(name, other)]))
+
+
+def _unknown_quantized(model: nn.Module, known: dict[str, str]) -> list[tuple[str, str]]:
+    return [
+        (name, f"{type(module).__name__} has no other way yet")
+        for name, module in model.named_modules()
+        if "scales" in module and name not in known and Source.of(module) is None
+    ]

@@ -1,0 +1,189 @@
+"""Which way of holding weights is fastest on this machine: a short race on samples of the model, remembered.
+
+It compares whole-model estimates at three widths. A damaged memory is set aside and measured anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from filelock import FileLock
+
+from mlx_dspark.kernels.base import Source
+from mlx_dspark.kernels.threads import usable_cores
+
+VERSION = 1
+PREFILL_WIDTH = 32
+_REPEATS = 3
+_COPIES = 4
+_SAMPLE_WEIGHTS = 1 << 21
+_OUTPUTS_MULTIPLE = 64
+
+Multiply = Callable[[np.ndarray], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds that all of a model's matrices take together, at widths 1, 8 and PREFILL_WIDTH."""
+
+    name: str
+    plain_ms: float
+    verify_ms: float
+    prefill_ms: float
+
+    @property
+    def score(self) -> float:
+        """A plain step and a verified one weigh the same: the geometric mean."""
+        return (self.plain_ms * self.verify_ms) ** 0.5
+
+
+def fastest(timings: Sequence[Timing], home: str) -> str:
+    """The name of the best timing; `home`, the way without tricks, unless beaten by a tenth."""
+    best = min(timings, key=lambda timing: timing.score)
+    at_home = next(timing for timing in timings if timing.name == home)
+    return best.name if best.score < 0.9 * at_home.score else home
+
+
+# -- measuring ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Sampled:
+    source: Source
+    times: float  # how often the whole model holds as many weights of this kind
+
+
+def measure(sources: Sequence[Source], ways: Mapping[str, Callable[[Source], Multiply]]) -> list[Timing]:
+    """Race the ways over samples of `sources`; each way makes a function [rows, inputs] -> product."""
+    samples = _samples(sources)
+    held = {name: [hold(sample.source) for sample in samples] for name, hold in ways.items()}
+    widths = {"plain_ms": 1, "verify_ms": 8, "prefill_ms": PREFILL_WIDTH}
+    best: dict[tuple[str, str], float] = defaultdict(lambda: float("inf"))
+    for repeat in range(_REPEATS):
+        for name, matrices in held.items():
+            for field, width in widths.items():
+                if width == PREFILL_WIDTH and repeat:
+                    continue
+                best[name, field] = min(best[name, field], _pass_ms(samples, matrices, width))
+    return [Timing(name, **{field: best[name, field] for field in widths}) for name in held]
+
+
+def _samples(sources: Sequence[Source]) -> list[_Sampled]:
+    """A few matrices of every kind, the large ones cut to their first outputs."""
+    by_kind: dict[str, list[Source]] = defaultdict(list)
+    for source in sources:
+        by_kind[source.kind].append(source)
+    samples = []
+    for alike in by_kind.values():
+        chosen = [_cut(source) for source in alike[:: max(1, len(alike) // _COPIES)][:_COPIES]]
+        times = sum(source.weights for source in alike) / sum(source.weights for source in chosen)
+        samples += [_Sampled(source, times) for source in chosen]
+    return samples
+
+
+def _cut(source: Source) -> Source:
+    wanted = _SAMPLE_WEIGHTS // source.inputs
+    outputs = max(_OUTPUTS_MULTIPLE, wanted - wanted % _OUTPUTS_MULTIPLE)
+    if outputs >= source.outputs:
+        return source
+    parts = {"weight": source.weight, "scales": source.scales, "biases": source.biases}
+    cut = {name: mx.contiguous(part[:outputs]) for name, part in parts.items() if part is not None}
+    mx.eval(list(cut.values()))
+    return replace(source, outputs=outputs, **cut)
+
+
+def _pass_ms(samples: Sequence[_Sampled], matrices: Sequence[Multiply], width: int) -> float:
+    total = 0.0
+    noise = np.random.default_rng(0)
+    for sample, multiply in zip(samples, matrices, strict=True):
+        rows = noise.standard_normal((width, sample.source.inputs)).astype(np.float32)
+        started = time.perf_counter()
+        multiply(rows)
+        total += (time.perf_counter() - started) * sample.times
+    return total * 1e3
+
+
+# -- remembering -------------------------------------------------------------------------------------------
+
+
+def race_key(sources: Sequence[Source], versions: Mapping[str, int]) -> str:
+    """Names this machine, these libraries, the ways with their versions, and a model of these matrices."""
+    counts: dict[str, int] = defaultdict(int)
+    for source in sources:
+        counts[source.kind] += 1
+    facts = {
+        "device": str(mx.default_device()),
+        "processor": processor_name(),
+        "cores": usable_cores(),
+        "mlx": version("mlx"),
+        "numpy": np.__version__,
+        "race": VERSION,
+        "ways": sorted(versions.items()),
+        "matrices": sorted(counts.items()),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]
+
+
+def processor_name() -> str:
+    """The processor's model as the system tells it."""
+    listing = Path("/proc/cpuinfo")
+    if listing.exists():
+        for line in listing.read_text(errors="replace").splitlines():
+            if line.startswith(("model name", "CPU part")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+class RaceMemory:
+    """Timings by race key in one JSON file, written whole and put in place."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "cpu-weights.json"
+
+    def recall(self, key: str, names: Collection[str]) -> list[Timing] | None:
+        """The timings of the ways `names` remembered for `key`.
+
+        A file that does not hold what it should is renamed to `*.damaged`.
+        """
+        if not self._file.exists():
+            return None
+        try:
+            entry = self._entries().get(key)
+            if entry is not None and {timing.name for timing in entry} != set(names):
+                raise ValueError(f"the entry {key} is not of {', '.join(names)}")
+            return entry
+        except (ValueError, TypeError, KeyError, AttributeError):
+            self._file.replace(self._file.with_suffix(".json.damaged"))
+            return None
+
+    def remember(self, key: str, timings: Sequence[Timing]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{self._file}.lock"):
+            self.recall(key, [timing.name for timing in timings])
+            entries = self._entries() if self._file.exists() else {}
+            entries[key] = list(timings)
+            content = {name: [asdict(timing) for timing in entry] for name, entry in entries.items()}
+            fresh = self._file.with_suffix(f".{os.getpid()}.new")
+            fresh.write_text(json.dumps(content, indent=1))
+            fresh.replace(self._file)
+
+    def _entries(self) -> dict[str, list[Timing]]:
+        content = json.loads(self._file.read_text())
+        return {key: [_timing(raw) for raw in entry] for key, entry in content.items()}
+
+
+def _timing(raw: dict[str, Any]) -> Timing:
+    numbers = {name: float(value) for name, value in raw.items() if name != "name"}
+    return Timing(str(raw["name"]), **numbers)
