@@ -183,6 +183,13 @@ class Drafter(Protocol):
         """Mutates `rows` only."""
         ...
 
+    def blind(self, rows: Any, anchors: Sequence[int]) -> bool:
+        """Whether no row could draft in the round after next, whatever token follows its anchor.
+
+        The loop may then launch that round before the next one lands. False is always right.
+        """
+        ...
+
     def propose(self, rows: Any, ask: Ask) -> Proposal:
         """Drafts for every row with a cap above 0. Mutates nothing that a later `observe` would not mend."""
         ...

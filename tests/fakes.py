@@ -94,6 +94,9 @@ class ScriptedDrafter:
             if seen.features is not None and tokens:
                 rows.features[r].append(seen.features[r, : len(tokens)])
 
+    def blind(self, rows: ScriptedRows, anchors: Sequence[int]) -> bool:
+        return False
+
     def propose(self, rows: ScriptedRows, ask: Ask) -> Proposal:
         drafts = []
         for r, cap in enumerate(ask.caps):

@@ -128,6 +128,10 @@ class BlockDrafter(ABC):
             self.model.absorb(grown)
             mx.async_eval([array for row in grown for array in row.arrays()])
 
+    def blind(self, rows: ContextRows, anchors: Sequence[int]) -> bool:
+        """Never: it can draft after any token."""
+        return False
+
     def propose(self, rows: ContextRows, ask: Ask) -> Proposal:
         """One block for the rows with a cap; no synchronisation unless drafts are cut by confidence."""
         lengths = [min(cap, self.max_draft) for cap in ask.caps]

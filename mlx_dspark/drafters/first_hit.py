@@ -68,6 +68,9 @@ class FirstHit:
         for part, own in zip(self.parts, rows.parts, strict=True):
             part.observe(own, seen)
 
+    def blind(self, rows: FirstHitRows, anchors: Sequence[int]) -> bool:
+        return all(part.blind(own, anchors) for part, own in zip(self.parts, rows.parts, strict=True))
+
     def propose(self, rows: FirstHitRows, ask: Ask) -> Proposal:
         n = len(ask.anchors)
         won: list[tuple[Proposal, int] | None] = [None] * n

@@ -55,6 +55,9 @@ def accept(
     `positions` `[rows]` the absolute position of slot 0's token. No drafts at all is plain sampling.
     """
     logits = shape_logits(logits, drafts, histories, sampling)
+    if not drafts.shape[1] and all(row.greedy and row.logprobs is None for row in sampling):
+        following = mx.argmax(logits[:, 0], axis=-1).astype(mx.int32)
+        return Acceptance(mx.zeros_like(following), following, None, None)
     limits = mx.array(lengths, dtype=mx.int32)
     slots = positions[:, None] + mx.arange(drafts.shape[1] + 1)
     rejects = [

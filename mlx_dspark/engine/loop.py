@@ -138,8 +138,16 @@ class VerifyLoop:
             and all(last.wants)
             and not any(row.finished for row in batch.rows)
             and any(row.budget > 1 for row in batch.rows)
-            and (self.drafter is None or not any(any(row.caps.caps().values()) for row in batch.rows))
+            and self._cannot_draft(batch)
         )
+
+    def _cannot_draft(self, batch: Batch) -> bool:
+        """Whether no row can draft from the token that the round in flight is about to produce."""
+        if self.drafter is None or batch.draft is None:
+            return True
+        if not any(any(row.caps.caps().values()) for row in batch.rows):
+            return True
+        return self.drafter.blind(batch.draft, [row.tokens[-1] for row in batch.rows])
 
     def _caps(
         self, batch: Batch, certain: list[list[int]], wants: list[bool]
@@ -263,13 +271,13 @@ def _aligned(logits: mx.array, certain: Sequence[int], drafted: int) -> mx.array
 
 
 def _results(round_: Round) -> list[mx.array]:
-    """The arrays the host reads when the round lands."""
+    """The arrays the host reads when the round lands; without drafts none can have been accepted."""
     if round_.acceptance is None:
         return []
-    drafts = [round_.drafts] if round_.drafts is not None else []
     a = round_.acceptance
+    drafts = [a.accepted, round_.drafts] if round_.drafts is not None else []
     reported = [a.logprobs] if a.logprobs is not None else []
-    return [a.accepted, a.next, *drafts, *reported, *(a.top or ())]
+    return [a.next, *drafts, *reported, *(a.top or ())]
 
 
 @dataclass(frozen=True)
@@ -288,7 +296,7 @@ class _Outcome:
         if a is None:
             return cls([0] * n, [0] * n, [[]] * n, None, None)
         return cls(
-            accepted=a.accepted.tolist(),  # type: ignore[arg-type]
+            accepted=a.accepted.tolist() if round_.drafts is not None else [0] * n,  # type: ignore[arg-type]
             next=a.next.tolist(),  # type: ignore[arg-type]
             drafts=round_.drafts.tolist() if round_.drafts is not None else [[]] * n,  # type: ignore[arg-type]
             chosen=a.logprobs.tolist() if a.logprobs is not None else None,  # type: ignore[arg-type]

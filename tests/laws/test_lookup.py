@@ -61,6 +61,24 @@ def test_drafts_equal_the_rule_applied_by_brute_force(alphabet: int, min_n: int,
         assert drafts(drafter, rows, tokens[-1:]) == [reference(tokens, min_n, max_n, 6, 32)]
 
 
+@pytest.mark.parametrize("alphabet", [2, 5, 30])
+@pytest.mark.parametrize("min_n", [1, 2, 3, 4])
+def test_blind_means_that_no_next_token_leads_to_a_draft(alphabet: int, min_n: int) -> None:
+    drafter = LookupDrafter(min_n=min_n, max_n=max(4, min_n))
+    rng, blind = random.Random(min_n), 0
+    for _ in range(60):
+        tokens = [rng.randrange(alphabet) for _ in range(rng.randrange(1, 40))]
+        rows = drafter.new_rows(1)
+        drafter.observe(rows, seen([tokens[:-1]]))
+        found = drafter.blind(rows, tokens[-1:])
+        blind += found
+        drafter.observe(rows, seen([tokens[-1:]]))
+        could = any(drafts(drafter, rows, [token])[0] for token in range(alphabet))
+        assert not (found and could)
+        assert found or could or min_n == 1
+    assert blind or min_n == 1 or alphabet == 2
+
+
 def test_a_cap_is_the_most_and_zero_is_none() -> None:
     drafter, text = LookupDrafter(), list(range(100, 140))
     rows = drafter.new_rows(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -306,6 +307,17 @@ def test_a_losing_drafter_is_parked_and_says_so() -> None:
     assert [t for e in committed for t in e.tokens] == list(truth("llama")[1])
     assert sum(e.report.drafted > 0 for e in committed) <= 8
     assert any(e.report.parked for e in committed)
+
+
+def test_lookup_rounds_run_ahead_where_no_draft_can_come() -> None:
+    target, drafter = target_for("llama"), LookupDrafter(min_n=3, max_n=4)
+    drafter.bind(target)
+    engine = Engine(target, drafter, cap=FixedCaps({"lookup": 6}))
+    events = list(engine.stream(GenerateRequest(tuple(PROMPTS[1]), NEW)))
+    reports = [e.report for e in events if isinstance(e, Committed)][1:]
+    assert [t for e in events if isinstance(e, Committed) for t in e.tokens] == list(truth("llama")[1])
+    ahead = [b.launched_at < a.landed_at for a, b in pairwise(reports)]
+    assert sum(ahead) > len(ahead) / 2
 
 
 def test_closing_the_stream_early_leaves_the_engine_usable() -> None:

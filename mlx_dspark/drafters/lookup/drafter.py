@@ -114,6 +114,11 @@ class LookupDrafter:
                 row.gate.observe(drafted > self._base, drafted, accepted)
             row.asked = 0
 
+    def blind(self, rows: LookupRows, anchors: Sequence[int]) -> bool:
+        return not any(
+            row.index.may_match_after(anchor) for row, anchor in zip(rows.rows, anchors, strict=True)
+        )
+
     def propose(self, rows: LookupRows, ask: Ask) -> Proposal:
         found = [
             self._draft(row, anchor, cap)

@@ -20,6 +20,8 @@ class NgramIndex:
         self.tokens: list[int] = []
         self._sizes = range(max_n, min_n - 1, -1)
         self._ends: dict[tuple[int, ...], int] = {}
+        self._shortest = min_n
+        self._beginnings: set[tuple[int, ...]] = set()
 
     def extend(self, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -28,6 +30,17 @@ class NgramIndex:
             for n in self._sizes:
                 if n <= end:
                     self._ends[tuple(self.tokens[end - n :])] = end
+            self._beginnings.add(tuple(self.tokens[max(0, end - self._shortest + 1) :]))
+
+    def may_match_after(self, anchor: int) -> bool:
+        """Whether some token after `anchor` could end a suffix that occurred before.
+
+        It cannot when the shortest n-gram but its last token never occurred.
+        """
+        if self._shortest == 1:
+            return True
+        suffix = (*self.tokens[-self._shortest :], anchor)[-self._shortest + 1 :]
+        return suffix in self._beginnings
 
     def match(self, anchor: int) -> tuple[int, int] | None:
         """`(start, length)` for the longest n-gram of the suffix ending in `anchor` that occurred before.
