@@ -27,7 +27,7 @@ class Logits(Enum):
 
 
 class Forward(NamedTuple):
-    """`logits` `[rows, width | 1, vocab]` or None; `features` `[rows, width, taps * hidden]` or None."""
+    """`logits` `[rows, width | 1 | n, vocab]` or None; `features` `[rows, width, taps * hidden]` or None."""
 
     logits: mx.array | None
     features: mx.array | None
@@ -53,14 +53,21 @@ class Target(Protocol):
     @property
     def spec(self) -> TargetSpec: ...
 
-    def new_rows(self, n: int = 1) -> RowStates:
-        """`n` empty rows."""
+    def new_rows(self, n: int = 1, *, rectangle: bool = False) -> RowStates:
+        """`n` empty rows; `rectangle` holds them in one padded buffer, which pays for many rows."""
         ...
 
     def forward(
-        self, tokens: mx.array, rows: RowStates, *, taps: tuple[int, ...] = (), logits: Logits = Logits.ALL
+        self,
+        tokens: mx.array,
+        rows: RowStates,
+        *,
+        taps: tuple[int, ...] = (),
+        logits: Logits | mx.array = Logits.ALL,
     ) -> Forward:
         """Feed `tokens` `[rows, width]` inside an open transaction of `rows`.
+
+        `logits` says which positions get logits: a Logits, or int32 `[rows, n]` of positions in the feed.
 
         `taps` name decoder layers, 0-based: the residual stream leaving that layer; -1 is the embedding
         output. The features of the taps are concatenated in the order given.

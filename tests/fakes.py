@@ -137,15 +137,22 @@ class TableTarget:
         vocab = table.shape[0]
         self.spec = TargetSpec("table", vocab, hidden=1, layers=0, context=context)
 
-    def new_rows(self, n: int = 1) -> RowStates:
+    def new_rows(self, n: int = 1, *, rectangle: bool = False) -> RowStates:
         return RowStates([], n)
 
     def forward(
-        self, tokens: mx.array, rows: RowStates, *, taps: tuple[int, ...] = (), logits: Logits = Logits.ALL
+        self,
+        tokens: mx.array,
+        rows: RowStates,
+        *,
+        taps: tuple[int, ...] = (),
+        logits: Logits | mx.array = Logits.ALL,
     ) -> Forward:
         assert not taps
         assert tokens.shape[0] == len(rows)
         out = self._table[tokens]
+        if isinstance(logits, mx.array):
+            return Forward(mx.take_along_axis(out, logits[:, :, None], axis=1), None)
         return Forward({Logits.ALL: out, Logits.LAST: out[:, -1:], Logits.NONE: None}[logits], None)
 
     def embed(self, tokens: mx.array) -> mx.array:

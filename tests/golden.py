@@ -39,7 +39,7 @@ class TableTarget:
         self.spec = spec
         self._embed, self._head, self._scale = embed, head, embed_scale
 
-    def new_rows(self, n: int = 1) -> Any:
+    def new_rows(self, n: int = 1, *, rectangle: bool = False) -> Any:
         raise NotImplementedError("a table target holds no state")
 
     def forward(self, *_: Any, **__: Any) -> Any:

@@ -106,7 +106,7 @@ def _rejection(
     accepted = _prefix(noise.uniform(slots[:, :-1]) * q.of_tokens(drafts) < p_draft, limits)
     following = residual(
         mx.take_along_axis(p, accepted[..., None], axis=1)[:, 0],
-        q.at(accepted[:, 0]) * (accepted < limits[:, None]),
+        mx.where(accepted < limits[:, None], q.at(accepted[:, 0]), 0.0),
     )
     gumbel = noise.gumbel(mx.take_along_axis(slots, accepted, axis=1), p.shape[-1])[:, 0]
     token = mx.argmax(mx.log(following) + gumbel, axis=-1, keepdims=True)
@@ -114,10 +114,13 @@ def _rejection(
 
 
 def residual(p: mx.array, q: mx.array) -> mx.array:
-    """What is left to draw from after a draft of `q` was refused: `[..., vocab]`, normalised."""
+    """What is left to draw from after a draft of `q` was refused: `[..., vocab]`, normalised.
+
+    A `q` that is not a number refuses every draft, and leaves `p`.
+    """
     left = mx.maximum(p - q, 0.0)
     mass = mx.sum(left, axis=-1, keepdims=True)
-    return mx.where(mass <= _NO_RESIDUAL, p, left / mass)
+    return mx.where(mass > _NO_RESIDUAL, left / mass, p)
 
 
 def _prefix(stands: mx.array, limits: mx.array) -> mx.array:

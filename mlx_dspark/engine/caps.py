@@ -26,6 +26,16 @@ class RowCaps(Protocol):
         """Most drafts per source, this round; empty or all 0 means plain decoding."""
         ...
 
+    @property
+    def parked(self) -> bool:
+        """Whether the row decodes plainly because drafting was losing time."""
+        ...
+
+    @property
+    def measuring(self) -> bool:
+        """Whether plain rounds are being timed, so that none should be launched ahead."""
+        ...
+
     def observe(self, report: RoundReport) -> None:
         """Told every round of the row, in order, prefill included."""
         ...
@@ -49,6 +59,14 @@ class FixedCaps:
     def caps(self) -> Mapping[str, int]:
         return self._caps
 
+    @property
+    def parked(self) -> bool:
+        return False
+
+    @property
+    def measuring(self) -> bool:
+        return False
+
     def observe(self, report: RoundReport) -> None:
         del report
 
@@ -56,10 +74,12 @@ class FixedCaps:
 class RoundTimes:
     """Live round times in seconds by number of rows and width: the median of the newest few.
 
-    A round that was launched before its predecessor landed is charged from that landing on.
+    A round that was launched before its predecessor landed is charged from that landing on. One whose time
+    the reader of the events took a part of tells nothing and is left out.
     """
 
     KEPT = 15
+    MOST_WAITED = 0.1
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, int], deque[float]] = {}
@@ -72,7 +92,7 @@ class RoundTimes:
             return self._charged
         self._charged = report.landed_at - max(report.launched_at, self._landed_at)
         self._landed_at = report.landed_at
-        if report.certain == 1:
+        if report.certain == 1 and report.waited <= self.MOST_WAITED * self._charged:
             kept = self._seconds.setdefault((report.rows, report.width), deque(maxlen=self.KEPT))
             kept.append(self._charged)
         return self._charged
@@ -130,10 +150,18 @@ class _SourceCap:
         self._rounds = 0
 
     @property
+    def parked(self) -> bool:
+        return self._left_parked > 0
+
+    @property
+    def measuring(self) -> bool:
+        return self._times.samples(self._rows, 1) < self.PLAIN_SAMPLES
+
+    @property
     def cap(self) -> int:
-        if self._left_parked:
+        if self.parked:
             return 0
-        if self._times.samples(self._rows, 1) < self.PLAIN_SAMPLES:
+        if self.measuring:
             return self.STEPS[0] if self._source.own_length else 0
         return min(self._best, max(self._paying(), default=1))
 
@@ -202,6 +230,14 @@ class LiveRowCaps:
 
     def caps(self) -> Mapping[str, int]:
         return {name: source.cap for name, source in self._sources.items()}
+
+    @property
+    def parked(self) -> bool:
+        return bool(self._sources) and all(source.parked for source in self._sources.values())
+
+    @property
+    def measuring(self) -> bool:
+        return any(source.measuring for source in self._sources.values())
 
     def observe(self, report: RoundReport) -> None:
         seconds = self._times.charge(report)

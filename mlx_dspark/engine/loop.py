@@ -8,7 +8,7 @@ is undone, how a token is drawn or how a cap is chosen.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import mlx.core as mx
@@ -61,7 +61,8 @@ class Round:
     acceptance: Acceptance | None
     features: mx.array | None
     launched_at: float
-    parked: list[bool] = field(default_factory=list)
+    parked: list[bool]
+    waited: float = 0.0
 
 
 class VerifyLoop:
@@ -99,7 +100,7 @@ class VerifyLoop:
             acceptance=None,
             features=None,
             launched_at=started,
-            parked=self._parked(batch, by_source),
+            parked=[row.caps.parked for row in batch.rows],
         )
         self._forward(batch, round_, feed, proposal, [row.history for row in batch.rows])
         return round_
@@ -125,7 +126,7 @@ class VerifyLoop:
             acceptance=None,
             features=None,
             launched_at=perf_counter(),
-            parked=last.parked,
+            parked=[row.caps.parked for row in batch.rows],
         )
         self._forward(batch, round_, tokens[:, None], None, histories)
         return round_
@@ -136,8 +137,8 @@ class VerifyLoop:
             self.target.spec.lazy
             and last.drafts is None
             and all(last.wants)
-            and not any(row.finished for row in batch.rows)
-            and any(row.budget > 1 for row in batch.rows)
+            and all(certain == last.transaction.width for certain in last.certain)
+            and any(row.budget > 1 and not row.finished for row in batch.rows)
             and self._cannot_draft(batch)
         )
 
@@ -145,6 +146,8 @@ class VerifyLoop:
         """Whether no row can draft from the token that the round in flight is about to produce."""
         if self.drafter is None or batch.draft is None:
             return True
+        if any(row.caps.measuring for row in batch.rows):
+            return False
         if not any(any(row.caps.caps().values()) for row in batch.rows):
             return True
         return self.drafter.blind(batch.draft, [row.tokens[-1] for row in batch.rows])
@@ -162,11 +165,6 @@ class VerifyLoop:
             for name, caps in by_source.items():
                 caps.append(max(0, min(chosen.get(name, 0), room)))
         return [max(caps) for caps in zip(*by_source.values(), strict=True)], by_source
-
-    def _parked(self, batch: Batch, by_source: dict[str, list[int]]) -> list[bool]:
-        if not by_source:
-            return [False] * len(batch.rows)
-        return [not any(row.caps.caps().values()) for row in batch.rows]
 
     def _propose(self, batch: Batch, caps: list[int], by_source: dict[str, list[int]]) -> Proposal:
         assert self.drafter is not None
@@ -190,16 +188,13 @@ class VerifyLoop:
         histories: list,
     ) -> None:
         """Run the target on `feed` `[rows, width]` and, where a row wants a token, the accept rule."""
-        same = len(set(round_.certain)) == 1 and round_.drafts is None
-        head = Logits.NONE if not any(round_.wants) else Logits.LAST if same else Logits.ALL
-        out = self.target.forward(feed, batch.states, taps=self.taps, logits=head)
+        wanted = _wanted(round_, feed.shape[1])
+        out = self.target.forward(feed, batch.states, taps=self.taps, logits=wanted)
         round_.features = out.features
         if out.logits is not None:
-            drafted = max(round_.lengths)
-            logits = out.logits if same else _aligned(out.logits, round_.certain, drafted)
             none = mx.zeros((len(batch.rows), 0), mx.int32)
             round_.acceptance = accept(
-                logits,
+                out.logits,
                 round_.drafts if round_.drafts is not None else none,
                 round_.lengths,
                 proposal.q if proposal is not None and round_.drafts is not None else None,
@@ -228,8 +223,8 @@ class VerifyLoop:
             certain = row.tokens[round_.depth[r] : round_.depth[r] + round_.certain[r]]
             taken: list[int] = []
             if round_.wants[r]:
-                drafted[r], accepted[r] = round_.lengths[r], outcome.accepted[r]
                 taken = row.commit(outcome.committed(r))
+                drafted[r], accepted[r] = round_.lengths[r], min(outcome.accepted[r], len(taken))
                 if row.history is not None:
                     row.history = row.history.extended(mx.array(taken, dtype=mx.int32))
             fed = certain + taken[:-1]
@@ -261,13 +256,17 @@ def _feed(certain: list[list[int]], proposal: Proposal | None, lengths: Sequence
     return mx.stack(rows)
 
 
-def _aligned(logits: mx.array, certain: Sequence[int], drafted: int) -> mx.array:
-    """`[rows, width, vocab]` to `[rows, drafted + 1, vocab]`: slot i is the target after i drafts."""
-    if all(c == 1 for c in certain):
-        return logits[:, : drafted + 1]
-    last = logits.shape[1] - 1
-    slots = [[min(c - 1 + i, last) for i in range(drafted + 1)] for c in certain]
-    return mx.take_along_axis(logits, mx.array(slots, dtype=mx.int32)[:, :, None], axis=1)
+def _wanted(round_: Round, width: int) -> Logits | mx.array:
+    """The positions whose logits count: slot i of a row is the one after i drafts."""
+    drafted = max(round_.lengths)
+    if not any(round_.wants):
+        return Logits.NONE
+    if not drafted and len(set(round_.certain)) == 1:
+        return Logits.LAST
+    if all(c == 1 for c in round_.certain):
+        return Logits.ALL
+    slots = [[min(c - 1 + i, width - 1) for i in range(drafted + 1)] for c in round_.certain]
+    return mx.array(slots, dtype=mx.int32)
 
 
 def _results(round_: Round) -> list[mx.array]:
@@ -334,7 +333,8 @@ def _report(
         committed=committed,
         depth=round_.depth[r],
         source=round_.sources[r] if round_.lengths[r] else "",
-        parked=round_.parked[r] and bool(round_.wants[r]),
+        parked=round_.parked[r] and round_.wants[r],
+        waited=round_.waited,
     )
 
 

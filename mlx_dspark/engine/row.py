@@ -29,10 +29,6 @@ class Row:
         self.history = RowHistory.start(request.prompt, vocab) if sampling.penalised else None
 
     @property
-    def output(self) -> list[int]:
-        return self.tokens[len(self.request.prompt) :]
-
-    @property
     def produced(self) -> int:
         return len(self.tokens) - len(self.request.prompt)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any
 
 import mlx.core as mx
@@ -16,9 +17,13 @@ import mlx.nn as nn
 
 
 class TapRecorder:
-    """Holds the wanted residual streams of the forward that is running; empty between forwards."""
+    """Holds the wanted residual streams of the forward that is running; empty between forwards.
+
+    One forward runs at a time: another thread's waits.
+    """
 
     def __init__(self) -> None:
+        self._lock = Lock()
         self._wanted: frozenset[int] = frozenset()
         self._seen: dict[int, mx.array] = {}
 
@@ -29,12 +34,13 @@ class TapRecorder:
     @contextmanager
     def recording(self, taps: tuple[int, ...]) -> Iterator[None]:
         """Collect `taps` until leaving; what was not taken by `features` is dropped."""
-        self._wanted = frozenset(taps)
-        try:
-            yield
-        finally:
-            self._wanted = frozenset()
-            self._seen = {}
+        with self._lock:
+            self._wanted = frozenset(taps)
+            try:
+                yield
+            finally:
+                self._wanted = frozenset()
+                self._seen = {}
 
     def features(self, taps: tuple[int, ...]) -> mx.array | None:
         """`[rows, width, taps * hidden]` in the order of `taps`, or None without taps."""

@@ -367,6 +367,15 @@ def test_acceptance_probabilities_and_residual_of_the_formula():
         assert set(np.array(verdict.next)[accepted == 0].tolist()) <= {1}
 
 
+@pytest.mark.parametrize("broken", ["nan", "inf"])
+def test_a_q_that_is_no_number_leaves_the_plain_samplers_distribution(broken: str) -> None:
+    drafts = mx.full((DRAWS, 1), 2, dtype=mx.int32)
+    q = Dense(mx.full((DRAWS, 1, len(P)), float(broken)))
+    verdict = judge(P, drafts, q, unseeded_noise(DRAWS, 3), UNIT)
+    first = np.where(np.array(verdict.accepted) > 0, 2, np.array(verdict.next))
+    assert fit_p_value(first[:, None], {(token,): float(p) for token, p in enumerate(P)}) > P_FLOOR
+
+
 def test_equal_p_and_q_leave_p_as_the_residual():
     p = mx.array(P, dtype=mx.float32)
     assert mx.array_equal(residual(p, p), p)

@@ -144,6 +144,13 @@ def test_rows_learn_apart_and_sources_are_parked_apart() -> None:
     assert good.caps()["dspark"] == 7
 
 
+def test_rounds_that_the_reader_held_up_are_no_samples() -> None:
+    times = RoundTimes()
+    times.charge(RoundReport(0.0, 1.0, 1, 1, 1, 0, 0, 0, 1, 9, waited=0.05))
+    times.charge(RoundReport(1.0, 9.0, 1, 1, 1, 0, 0, 0, 1, 9, waited=7.0))
+    assert times.seconds(1, 1) == pytest.approx(1.0)
+
+
 def test_round_times_charge_overlapping_rounds_once() -> None:
     times = RoundTimes()
 

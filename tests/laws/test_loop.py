@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from time import sleep
 from typing import Any
 
 import mlx.core as mx
@@ -61,9 +63,10 @@ def ids_of(
     new: int | Sequence[int] = NEW,
     chunk: int = 512,
     sampling: SamplingParams | None = None,
+    rectangle: bool = False,
     **limits: Any,
 ) -> list[list[int]]:
-    engine = Engine(target, drafter, cap=policy, prefill_chunk=chunk)
+    engine = Engine(target, drafter, cap=policy, prefill_chunk=chunk, rectangle=rectangle)
     wanted = [new] * len(prompts) if isinstance(new, int) else new
     requests = [
         GenerateRequest(tuple(p), n, sampling or SamplingParams(), **limits)
@@ -111,6 +114,18 @@ def test_ragged_drafts_and_rows_that_end_at_different_rounds_equal_stock(family:
 
 
 @families
+@qualities
+@pytest.mark.parametrize("chunk", [5, 512])
+def test_a_rectangle_of_rows_equals_stock(family: str, right: float, chunk: int) -> None:
+    prompts, lengths = [PROMPTS[i % 4] for i in range(12)], [3, NEW, 17, 9, 1, 30, 12, 25, 2, 8, NEW, 40]
+    answers = [list(truth(family)[i % 4])[:n] for i, n in enumerate(lengths)]
+    options = {"new": lengths, "chunk": chunk, "rectangle": True}
+    drafter = scripted(family, right, ragged=True)
+    assert ids_of(target_for(family), drafter, FixedCaps({"scripted": 5}), prompts, **options) == answers
+    assert ids_of(target_for(family), None, FixedCaps({}), prompts, **options) == answers
+
+
+@families
 @pytest.mark.parametrize("policy", ["auto", None, 0, 3])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_lookup_equals_stock(family: str, policy: Any, rows: int) -> None:
@@ -136,7 +151,7 @@ def test_lookup_then_a_model_equals_stock_and_both_draft(right: float, rows: int
             answers[index] += event.tokens
             sources.add(event.report.source)
     assert answers == [list(t) for t in truth("llama")[-rows:]]
-    assert "scripted" in sources
+    assert sources >= {"lookup", "scripted"}
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 512])
@@ -297,16 +312,47 @@ def test_logprobs_come_with_every_token_and_are_those_of_plain_decoding() -> Non
     assert reported[0] == pytest.approx(reported[1], abs=1e-4)
 
 
-def test_a_losing_drafter_is_parked_and_says_so() -> None:
+@pytest.mark.parametrize("pause_seconds", [0.0, 0.02])
+def test_a_losing_drafter_is_parked_and_says_so_however_slow_the_reader(pause_seconds: float) -> None:
     drafter = scripted("llama", 0.0)
     policy = LiveCaps(drafter.sources, choose=False)
     engine = Engine(target_for("llama"), drafter, cap=policy)
-    committed = [
-        e for e in engine.stream(GenerateRequest(tuple(PROMPTS[1]), NEW)) if isinstance(e, Committed)
-    ]
+    committed = []
+    for event in engine.stream(GenerateRequest(tuple(PROMPTS[1]), NEW)):
+        if isinstance(event, Committed):
+            committed.append(event)
+            sleep(pause_seconds)
     assert [t for e in committed for t in e.tokens] == list(truth("llama")[1])
     assert sum(e.report.drafted > 0 for e in committed) <= 8
     assert any(e.report.parked for e in committed)
+
+
+def test_a_good_drafter_is_never_called_parked() -> None:
+    drafter = scripted("llama", 1.0)
+    engine = Engine(target_for("llama"), drafter, cap=LiveCaps(drafter.sources, choose=False))
+    events = list(engine.stream(GenerateRequest(tuple(PROMPTS[1]), 12)))
+    assert not any(e.report.parked for e in events if isinstance(e, Committed))
+
+
+def test_drafts_past_the_end_of_the_text_are_not_counted_as_accepted() -> None:
+    ends = frozenset({truth("qwen3")[1][4]})
+    drafter = scripted("qwen3", 1.0)
+    engine = Engine(target_for("qwen3"), drafter, cap=FixedCaps({"scripted": 8}))
+    events = list(engine.stream(GenerateRequest(tuple(PROMPTS[1]), NEW, end_ids=ends)))
+    report = [e.report for e in events if isinstance(e, Committed)][-1]
+    assert report.accepted == report.committed < report.drafted
+
+
+def test_threads_may_share_an_engine() -> None:
+    drafter = scripted("qwen3", 0.7, taps=(0, 1))
+    engine = Engine(target_for("qwen3"), drafter, cap=FixedCaps({"scripted": 3}))
+
+    def answer(i: int) -> list[int]:
+        stream = engine.stream(GenerateRequest(tuple(PROMPTS[i % 4]), NEW))
+        return [t for e in stream if isinstance(e, Committed) for t in e.tokens]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(answer, range(12))) == [list(truth("qwen3")[i % 4]) for i in range(12)]
 
 
 def test_lookup_rounds_run_ahead_where_no_draft_can_come() -> None:

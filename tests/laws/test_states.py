@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from mlx_dspark.kernels.attention import RowArrays
 from mlx_dspark.state.kv import STEP, KVState
+from mlx_dspark.state.rectangle import RectangleKV
 from mlx_dspark.state.rows import RowStates
 
 HEADS, DIM = 2, 4
@@ -37,7 +38,7 @@ def _kv_inputs(inputs: list[list[int]]) -> tuple[mx.array, mx.array]:
     return keys, -2 * keys
 
 
-def _kv_held(state: KVState, row: int) -> list[mx.array]:
+def _kv_held(state: KVState | RectangleKV, row: int) -> list[mx.array]:
     return list(state.capture(row).arrays)
 
 
@@ -46,7 +47,12 @@ KINDS = {
         new=KVState,
         feed=lambda state, inputs: state.update_and_fetch(*_kv_inputs(inputs)) and None,
         held=_kv_held,
-    )
+    ),
+    "kv rectangle": Kind(
+        new=RectangleKV,
+        feed=lambda state, inputs: state.update_and_fetch(*_kv_inputs(inputs)) and None,
+        held=_kv_held,
+    ),
 }
 
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

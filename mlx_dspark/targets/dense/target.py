@@ -13,6 +13,7 @@ from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.kernels.attention import cpu_attention, install_row_attention, stock_attention
 from mlx_dspark.kernels.dispatch import CpuWeightsReport
 from mlx_dspark.state.kv import KVState
+from mlx_dspark.state.rectangle import RectangleKV
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.targets.taps import tap_layers
 
@@ -43,22 +44,46 @@ class DenseTarget:
         self._body, self._head = _split(self.model, probe, logits, spec.hidden)
         self._embed_scale = _embed_scale(self.model, probe, entering)
 
-    def new_rows(self, n: int = 1) -> RowStates:
-        return RowStates([KVState(n, self._attention) for _ in range(self.spec.layers)], n)
+    def new_rows(self, n: int = 1, *, rectangle: bool = False) -> RowStates:
+        layers = range(self.spec.layers)
+        if rectangle:
+            return RowStates([RectangleKV(n) for _ in layers], n)
+        return RowStates([KVState(n, self._attention) for _ in layers], n)
 
     def forward(
-        self, tokens: mx.array, rows: RowStates, *, taps: tuple[int, ...] = (), logits: Logits = Logits.ALL
+        self,
+        tokens: mx.array,
+        rows: RowStates,
+        *,
+        taps: tuple[int, ...] = (),
+        logits: Logits | mx.array = Logits.ALL,
     ) -> Forward:
         with self._taps.recording(taps):
             if self._body is None or self._head is None:
-                out = self.model(tokens, cache=rows.cache)
-                out = None if logits is Logits.NONE else out[:, -1:] if logits is Logits.LAST else out
+                out = _positions(self.model(tokens, cache=rows.cache), logits)
             else:
-                hidden = self._body(tokens, cache=rows.cache)
-                if logits is Logits.LAST:
-                    hidden = hidden[:, -1:]
-                out = None if logits is Logits.NONE else self._head(hidden)
+                hidden = _positions(self._body(tokens, cache=rows.cache), logits)
+                out = self._head(hidden) if hidden is not None else None
             return Forward(out, self._taps.features(taps))
+
+    def features(self, tokens: mx.array, taps: tuple[int, ...]) -> tuple[mx.array, mx.array]:
+        """Whole sequences in one causal pass, without a state: what a drafter is trained on.
+
+        `tokens` `[rows, width]` gives the tapped features `[rows, width, taps * hidden]` and what enters the
+        vocabulary head, `[rows, width, hidden]`, for `unembed`. Raises UnsupportedModel when the model's
+        output is more than its head applied to that.
+        """
+        if self._body is None or not taps:
+            raise UnsupportedModel(
+                f"{type(self.model).__module__} has no separate vocabulary head, or no taps are asked for.",
+                "A drafter cannot be trained for this model.",
+                field="target",
+            )
+        with self._taps.recording(taps):
+            hidden = self._body(tokens)
+            features = self._taps.features(taps)
+        assert features is not None
+        return features, hidden
 
     def embed(self, tokens: mx.array) -> mx.array:
         """`[...]` ids to `[..., hidden]`, as the first layer sees them.
@@ -79,6 +104,13 @@ class DenseTarget:
         if head is None:
             raise _no_embedding(self.model)
         return head(hidden)
+
+
+def _positions(values: mx.array, wanted: Logits | mx.array) -> mx.array | None:
+    """The wanted positions of `[rows, width, n]`."""
+    if isinstance(wanted, mx.array):
+        return mx.take_along_axis(values, wanted[:, :, None], axis=1)
+    return {Logits.ALL: values, Logits.LAST: values[:, -1:], Logits.NONE: None}[wanted]
 
 
 def _no_embedding(model: Any) -> UnsupportedModel:
