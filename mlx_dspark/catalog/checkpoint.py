@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +10,14 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
 from mlx_dspark.catalog.folder import check_folder, read_json, weight_files
+from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.catalog.gguf_file import open_gguf
 from mlx_dspark.catalog.gguf_model import llama_config, llama_weights
 from mlx_dspark.catalog.gguf_tokenizer import gguf_tokenizer
@@ -24,9 +26,11 @@ from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
 from mlx_dspark.compat.tokenizers_errors import tokenizer_errors
 from mlx_dspark.foundation.errors import BadCheckpoint
+from mlx_dspark.foundation.numbers import brief, is_whole
 
 UNBOUNDED_CONTEXT = 1 << 20
 _EVAL_STEPS = 16
+_WHOLES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size")
 
 
 @dataclass(frozen=True)
@@ -48,20 +52,23 @@ class Checkpoint:
     content_hash: str
     source: str
 
-    @property
-    def has_chat_template(self) -> bool:
-        return bool(self.tokenizer.has_chat_template)
 
-
-def load_checkpoint(ref: ModelRef, *, progress: Progress = silent) -> Checkpoint:
+def load_checkpoint(
+    ref: ModelRef,
+    *,
+    progress: Progress = silent,
+    accept: Callable[[nn.Module, dict[str, Any]], None] | None = None,
+) -> Checkpoint:
     """Check and load a model.
 
     A folder keeps the number formats it is stored in. A GGUF file's scales are float32 on the CPU back end
-    and float16 elsewhere, which holds them exactly. Raises BadCheckpoint, UnsupportedModel or
-    RemoteCodeRefused.
+    and float16 elsewhere, which holds them exactly. `accept` sees the model and its config before the weights
+    are read, and may raise. Raises BadCheckpoint, UnsupportedModel or RemoteCodeRefused.
     """
     progress(LoadProgress(f"reading {ref.name}", 0.0))
     checkpoint = _load_gguf(ref) if ref.packaging == "gguf" else _load_folder(ref)
+    if accept is not None:
+        accept(checkpoint.model, checkpoint.config)
     _evaluate(checkpoint.model, ref.name, progress)
     return checkpoint
 
@@ -115,9 +122,10 @@ def _build_llama(path: Path, config: dict[str, Any], weights: dict[str, mx.array
 def _load_folder(ref: ModelRef) -> Checkpoint:
     trust = ref.trust_remote_code
     stored = check_folder(ref.path, trust_remote_code=trust)
+    declared = _declared_eos(ref.path, stored)
+    _check_numbers(ref.path, stored)
     with _blaming(f"The model in {ref.path}"):
         model, config = load_model(ref.path, lazy=True, trust_remote_code=trust)
-    declared = _declared_eos(ref.path, stored)
     with _blaming(f"The tokenizer of {ref.path}"), tokenizer_errors():
         tokenizer = load_tokenizer(ref.path, {"trust_remote_code": trust}, eos_token_ids=sorted(declared))
     return Checkpoint(
@@ -136,17 +144,43 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
 def _declared_eos(path: Path, config: dict[str, Any]) -> frozenset[int]:
     """The end-of-sequence ids of config.json and generation_config.json together."""
     generation = path / "generation_config.json"
-    sections = [config, read_json(generation) if generation.is_file() else {}]
+    sections = {path / "config.json": config}
+    if generation.is_file():
+        sections[generation] = read_json(generation)
     ids: set[int] = set()
-    for section in sections:
+    for file, section in sections.items():
         value = section.get("eos_token_id")
-        ids |= {value} if isinstance(value, int) else set(value or ())
+        listed = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(map(is_whole, listed)):
+            raise BadCheckpoint(
+                f"eos_token_id in {file} is {brief(value)}, not an integer or a list of integers.",
+                "Correct the file, or download it again.",
+                field="eos_token_id",
+            )
+        ids.update(listed)
     return frozenset(ids)
+
+
+def _check_numbers(path: Path, config: dict[str, Any]) -> None:
+    """Raises BadCheckpoint naming the key of config.json whose number no model can be built with.
+
+    A list is left to the model's own class: some give one number for each layer.
+    """
+    for section in (config, config.get("text_config")):
+        if not isinstance(section, dict):
+            continue
+        fields = Fields(section, path / "config.json")
+        for name in _WHOLES:
+            if name in fields and not isinstance(section[name], list):
+                fields.whole(name)
+        if "rope_theta" in fields and not isinstance(section["rope_theta"], list):
+            fields.number("rope_theta", 1.0)
 
 
 def _context(config: dict[str, Any]) -> int:
     """The declared context in tokens; recurrent models that declare none are taken as unbounded."""
-    for section in (config, config.get("text_config") or {}):
+    nested = config.get("text_config")
+    for section in (config, nested if isinstance(nested, dict) else {}):
         for key in (
             "max_position_embeddings",
             "n_positions",
@@ -159,13 +193,26 @@ def _context(config: dict[str, Any]) -> int:
     return UNBOUNDED_CONTEXT
 
 
+_LOADER_FAULTS = (
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+    OSError,
+    StrictDataclassError,
+)
+"""What mlx-lm, transformers and tokenizers raise about files that they cannot use."""
+
+
 @contextmanager
 def _blaming(part: str) -> Iterator[None]:
     """What a foreign loader raises about a folder's content becomes BadCheckpoint, naming `part`."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OSError) as error:
-        detail = str(error).partition("\n")[0].rstrip(". :") or type(error).__name__
+    except _LOADER_FAULTS as error:
+        detail = str(error).partition("\n")[0].rstrip(". :") or "its loader failed"
         raise BadCheckpoint(
             f"{part} cannot be loaded: {detail}.",
             "Check that its config, weights and tokenizer belong together.",

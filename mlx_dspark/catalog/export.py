@@ -24,26 +24,41 @@ def export_model(checkpoint: Checkpoint, directory: Path) -> Path:
     must be as `load_checkpoint` gave it; modules that kernels have replaced are refused. Raises UsageError
     when `directory` exists and is not an empty folder, or cannot be written.
     """
-    directory = directory.expanduser().absolute()
+    directory = check_destination(directory)
     _refuse_foreign_modules(checkpoint.model)
-    if directory.exists() and not (directory.is_dir() and not any(directory.iterdir())):
-        raise UsageError(
-            f"{directory} exists and is not an empty folder.", "Name a new folder.", field="directory"
-        )
     partial = directory.with_name(f".{directory.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
         _write(checkpoint, partial)
         os.replace(partial, directory)
     except OSError as error:
-        raise UsageError(
-            f"{directory} cannot be written: {error.strerror or error}.",
-            "Name another folder.",
-            field="directory",
-        ) from error
+        raise _unwritable(directory, error.strerror or str(error)) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return directory
+
+
+def check_destination(directory: Path) -> Path:
+    """`directory` as an absolute path. Raises UsageError when nothing can be exported to it."""
+    directory = directory.expanduser().absolute()
+    try:
+        taken = directory.exists() and not (directory.is_dir() and not any(directory.iterdir()))
+        above = next(parent for parent in directory.parents if parent.exists())
+    except OSError as error:
+        raise _unwritable(directory, error.strerror or str(error)) from error
+    if taken:
+        raise UsageError(
+            f"{directory} exists and is not an empty folder.", "Name a new folder.", field="directory"
+        )
+    if not above.is_dir():
+        raise _unwritable(directory, f"{above} is not a folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise _unwritable(directory, f"{above} may not be written")
+    return directory
+
+
+def _unwritable(directory: Path, reason: str) -> UsageError:
+    return UsageError(f"{directory} cannot be written: {reason}.", "Name another folder.", field="directory")
 
 
 def _write(checkpoint: Checkpoint, folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_dspark.catalog.integrity import check_safetensors
+from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.mlx_lm_models import knows_model_type
 from mlx_dspark.foundation.errors import BadCheckpoint, RemoteCodeRefused, UnsupportedModel
 
@@ -20,6 +21,11 @@ def check_folder(path: Path, *, trust_remote_code: bool = False) -> dict[str, An
     Raises BadCheckpoint naming the missing or damaged file, RemoteCodeRefused when the folder carries Python
     code and `trust_remote_code` is false, UnsupportedModel when mlx-lm has no class for its model type.
     """
+    with reading(path):
+        return _checked(path, trust_remote_code)
+
+
+def _checked(path: Path, trust_remote_code: bool) -> dict[str, Any]:
     config = read_config(path)
     if not trust_remote_code:
         refuse_remote_code(path, config)
@@ -38,8 +44,9 @@ def check_folder(path: Path, *, trust_remote_code: bool = False) -> dict[str, An
 
 def read_config(path: Path) -> dict[str, Any]:
     """config.json with a `model_type`; raises BadCheckpoint."""
-    if not (path / "config.json").is_file():
-        raise BadCheckpoint(f"{path} has no config.json; it holds {_contents(path)}.", "Name a model folder.")
+    with reading(path):
+        if not (path / "config.json").is_file():
+            raise BadCheckpoint(_without_config(path), _instead_of(path))
     config = read_json(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         raise BadCheckpoint(
@@ -56,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raise BadCheckpoint(
             f"{path} cannot be read: {error.strerror}.", "Check the file and its rights."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{path} is not valid JSON: {error}.", _FETCH_AGAIN) from error
     if not isinstance(value, dict):
         raise BadCheckpoint(
@@ -101,6 +108,23 @@ def refuse_remote_code(path: Path, config: dict[str, Any]) -> None:
             "Read the code, and pass --trust-remote-code if you trust it.",
             field="trust_remote_code",
         )
+
+
+def _without_config(path: Path) -> str:
+    if (path / "config.json").is_dir():
+        return f"{path / 'config.json'} is a folder, and should be a file."
+    return f"{path} has no config.json; it holds {_contents(path)}."
+
+
+def _instead_of(path: Path) -> str:
+    """What to name in place of a folder that is not a model's."""
+    packed = sorted(path.glob("*.gguf"))
+    if packed:
+        return f"Name the file: {packed[0]}" if len(packed) == 1 else f"Name one file, such as {packed[0]}"
+    return (
+        "Name a folder with config.json, *.safetensors and a tokenizer, such as "
+        "`mlx-dspark export smollm2-135m my-model` writes."
+    )
 
 
 def _contents(path: Path) -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 from gguf import ReaderTensor
 
-from mlx_dspark.compat.gguf_reader import FastGGUFReader
+from mlx_dspark.catalog.reading import reading
+from mlx_dspark.compat.gguf_reader import CutShort, FastGGUFReader
 from mlx_dspark.foundation.errors import BadCheckpoint
 
+_MAGIC = b"GGUF"
 FETCH_AGAIN = "Fetch or copy the file again."
 
 
@@ -37,19 +39,24 @@ class GGUFFile:
 
 def open_gguf(path: Path) -> GGUFFile:
     """Read the header of a GGUF file. Raises BadCheckpoint when it is not one, is damaged or cut short."""
-    try:
+    with reading(path):
         size = path.stat().st_size
-        if size == 0:
-            raise ValueError("it is empty")
+        with path.open("rb") as file:
+            is_gguf = file.read(4) == _MAGIC
+    if not is_gguf:
+        what = "is empty" if size == 0 else "is not a GGUF file"
+        raise BadCheckpoint(f"{path} {what}.", FETCH_AGAIN)
+    try:
         reader = FastGGUFReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
-    except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+    except CutShort as error:
+        raise BadCheckpoint(
+            f"{path} is cut short: {size} bytes in place of {error.expected}.", FETCH_AGAIN
+        ) from error
+    except IndexError as error:
+        raise BadCheckpoint(
+            f"{path} is cut short: its header does not end within its {size} bytes.", FETCH_AGAIN
+        ) from error
+    except (ValueError, KeyError, OverflowError, OSError) as error:
         raise BadCheckpoint(f"{path} is not a readable GGUF file: {error}.", FETCH_AGAIN) from error
-    for tensor in reader.tensors:
-        if tensor.data_offset + tensor.n_bytes > size:
-            raise BadCheckpoint(
-                f"{path} is cut short: the tensor {tensor.name} ends at byte "
-                f"{tensor.data_offset + tensor.n_bytes} and the file has {size}.",
-                FETCH_AGAIN,
-            )
     return GGUFFile(path, metadata, {tensor.name: tensor for tensor in reader.tensors})

@@ -31,6 +31,7 @@ def gguf_tokenizer(file: GGUFFile, context: int) -> TokenizerWrapper:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_backend(file, tokens),
         chat_template=file.metadata.get("tokenizer.chat_template"),
+        name_or_path=str(file.path),
         model_max_length=context,
         clean_up_tokenization_spaces=False,
         **_named_tokens(file, tokens),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from pathlib import Path
 
@@ -10,12 +11,22 @@ from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, Repo
 
 from mlx_dspark.catalog.folder import read_config, refuse_remote_code, weight_files
 from mlx_dspark.catalog.progress import LoadProgress, Progress
+from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.hub import HUB_ERRORS
 from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound
 
 _DESCRIPTIONS = ["*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "*.tiktoken", "*.py"]
 _WEIGHTS = ["model*.safetensors"]
+_PREFIXES = re.compile(r"^((Got: |[\w.]*(Error|Exception|Timeout)(: ?|$))|\[Errno -?\d+\] )*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of the OSErrors of a disk, or a share of it, that is full."""
+
+
+def is_offline() -> bool:
+    """Whether the environment (HF_HUB_OFFLINE) keeps the program from the network."""
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_hub_id(name: str) -> bool:
@@ -23,20 +34,22 @@ def is_hub_id(name: str) -> bool:
     return _HUB_ID.fullmatch(name) is not None and ".." not in name and "--" not in name
 
 
-def fetch_repository(repository: str, *, offline: bool, trust_remote_code: bool, progress: Progress) -> Path:
+def fetch_repository(
+    repository: str, *, offline: bool, trust_remote_code: bool, progress: Progress, what: str = "model"
+) -> Path:
     """The folder of a hub repository, fetched unless the cache holds it whole.
 
     The small files come first: a repository with Python code is refused before its weights are fetched.
-    Raises ModelNotFound, DownloadError, RemoteCodeRefused or BadCheckpoint.
+    `what` it is called in messages. Raises ModelNotFound, DownloadError, RemoteCodeRefused or BadCheckpoint.
     """
     if (cached := cached_repository(repository)) is not None:
         return cached
-    if offline or constants.HF_HUB_OFFLINE:
+    if offline:
         raise DownloadError(
-            f"{repository} is not in the local cache, and the program is offline.",
+            f"The {what} {repository} is not in the local cache, and the program is offline.",
             "Fetch it once while online, or name a local folder.",
         )
-    progress(LoadProgress(f"fetching {repository} from the hub"))
+    progress(LoadProgress(f"fetching the {what} {repository} from the hub"))
     try:
         folder = Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS))
         if not trust_remote_code:
@@ -44,17 +57,22 @@ def fetch_repository(repository: str, *, offline: bool, trust_remote_code: bool,
         return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS))
     except GatedRepoError as error:
         raise DownloadError(
-            f"{repository} asks for consent to its terms.",
+            f"The {what} {repository} asks for consent to its terms.",
             "Accept them on its page, then run `hf auth login`.",
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelNotFound(
-            f"The hub has no repository {repository}, or it is private.",
+            f"The hub has no {what} {repository}, or it is private.",
             "Check the name, or run `hf auth login`.",
         ) from error
     except HUB_ERRORS as error:
+        if isinstance(error, OSError) and error.errno in FULL_DISK:
+            raise DownloadError(
+                f"The disk is full: the {what} {repository} cannot be stored in {constants.HF_HUB_CACHE}.",
+                "Make room, or set HF_HOME to a folder on another disk.",
+            ) from error
         raise DownloadError(
-            f"{repository} could not be fetched from the hub: {_first_line(error)}.",
+            f"The {what} {repository} could not be fetched from the hub: {_reason(error)}.",
             "Check the connection, or name a local folder.",
         ) from error
 
@@ -62,11 +80,12 @@ def fetch_repository(repository: str, *, offline: bool, trust_remote_code: bool,
 def cached_repository(repository: str) -> Path | None:
     """The cached folder of a hub repository when no file is missing from it; asks no network."""
     try:
-        folder = Path(
-            snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS, local_files_only=True)
-        )
-        read_config(folder)
-        weight_files(folder)
+        with reading(Path(constants.HF_HUB_CACHE)):
+            folder = Path(
+                snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS, local_files_only=True)
+            )
+            read_config(folder)
+            weight_files(folder)
     except (LocalEntryNotFoundError, BadCheckpoint):
         return None
     return folder
@@ -78,5 +97,7 @@ def cached_repositories() -> list[str]:
     return sorted(folder.name.removeprefix("models--").replace("--", "/", 1) for folder in folders)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0].removeprefix("Got: ").rstrip(".") or type(error).__name__
+def _reason(error: Exception) -> str:
+    """What went wrong, without the names of the libraries' exception classes."""
+    line = str(error).partition("\n")[0].rstrip(".")
+    return _PREFIXES.sub("", line) or "the connection failed"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
 from mlx_dspark.catalog import default_model
-from mlx_dspark.catalog.hub import cached_repositories, fetch_repository, is_hub_id
+from mlx_dspark.catalog.hub import cached_repositories, fetch_repository, is_hub_id, is_offline
 from mlx_dspark.catalog.progress import Progress, silent
-from mlx_dspark.foundation.errors import ModelNotFound
+from mlx_dspark.catalog.reading import reading
+from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,23 @@ def resolve_model(
     name: str | None,
     *,
     cache_dir: Path,
-    offline: bool = False,
+    offline: bool | None = None,
     trust_remote_code: bool = False,
     progress: Progress = silent,
 ) -> ModelRef:
     """Find, and where needed fetch, a model.
 
     `name` is None or `smollm2-135m` for the default model, an existing folder, an existing `.gguf` file, or a
-    hub id `owner/name`. The content is checked when it is loaded. Raises ModelNotFound, DownloadError,
+    hub id `owner/name`. `offline` None: as the environment says (HF_HUB_OFFLINE). The content is checked when
+    it is loaded. Raises ModelNotFound, DownloadError,
     RemoteCodeRefused (before the weights of a hub repository are fetched) or BadCheckpoint.
     """
+    offline = is_offline() if offline is None else offline
     if name is None or name == default_model.NAME:
         path = default_model.default_model(cache_dir, offline=offline, progress=progress)
         source = default_model.REPOSITORY if path.is_dir() else default_model.WEIGHTS.requirement
         return ModelRef(default_model.NAME, path, "folder" if path.is_dir() else "gguf", source)
-    path = Path(name).expanduser()
+    path = _path(name)
     match _kind(name, path):
         case "folder":
             return ModelRef(path.resolve().name, path.resolve(), "folder", str(path), trust_remote_code)
@@ -54,15 +59,53 @@ def resolve_model(
         )
         return ModelRef(name, folder, "folder", name, trust_remote_code)
     raise ModelNotFound(
-        f"There is no model {name!r}: neither a folder, a .gguf file nor a hub id.", _hint(name)
+        f"There is no model {name!r}: neither a folder, a .gguf file nor a hub id.",
+        _near(name) or f"Name a model folder or a hub id such as {default_model.REPOSITORY}.",
     )
+
+
+def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progress = silent) -> ModelRef:
+    """Find, and where needed fetch, the folder of a drafter: an existing path or a hub id `owner/name`.
+
+    Python code in it is no reason to refuse it, since none of it is run. The content is checked when it is
+    loaded. Raises ModelNotFound, DownloadError, BadCheckpoint or UnsupportedModel.
+    """
+    if name == default_model.NAME:
+        raise UnsupportedModel(
+            f"{name} is a language model, not a drafter.", "Name it with --model.", field="drafter"
+        )
+    offline = is_offline() if offline is None else offline
+    path = _path(name)
+    if _kind(name, path) != "absent":
+        return ModelRef(path.resolve().name, path.resolve(), "folder", str(path))
+    if is_hub_id(name):
+        folder = fetch_repository(
+            name, offline=offline, trust_remote_code=True, progress=progress, what="drafter"
+        )
+        return ModelRef(name, folder, "folder", name)
+    raise ModelNotFound(
+        f"There is no drafter {name!r}: neither a folder nor a hub id.",
+        _near(name, ()) or "Name the folder or the hub id of a DSpark or DFlash drafter.",
+        field="drafter",
+    )
+
+
+def _path(name: str) -> Path:
+    """`name` as a path, the home of an unknown user left as it is written."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
 
 
 def _kind(name: str, path: Path) -> Literal["folder", "file", "absent"]:
     try:
-        return "folder" if name and path.is_dir() else "file" if path.is_file() else "absent"
-    except OSError:  # a name longer than the file system allows
-        return "absent"
+        with reading(path):
+            return "folder" if name and path.is_dir() else "file" if path.is_file() else "absent"
+    except BadCheckpoint as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+        return "absent"  # a name longer than the file system allows
 
 
 def _file(name: str, path: Path) -> ModelRef:
@@ -71,14 +114,12 @@ def _file(name: str, path: Path) -> ModelRef:
     return ModelRef(path.stem, path.resolve(), "gguf", str(path))
 
 
-def _hint(name: str) -> str:
-    """The nearest known names: the default model, cached hub models, and neighbours of a mistyped path."""
-    known = {default_model.NAME: default_model.NAME} | {known: known for known in cached_repositories()}
+def _near(name: str, short_names: Collection[str] = (default_model.NAME,)) -> str:
+    """The nearest of the short names, the cached repositories and the neighbours of a mistyped path."""
+    known = {known: known for known in (*short_names, *cached_repositories())}
     known |= {known.split("/")[1]: known for known in list(known) if "/" in known}
-    parent = Path(name).expanduser().parent
-    if "://" not in name and parent.is_dir():
+    parent = _path(name).parent
+    if "://" not in name and os.access(parent, os.R_OK | os.X_OK) and parent.is_dir():
         known |= {str(parent / entry.name): str(parent / entry.name) for entry in parent.iterdir()}
     near = list(dict.fromkeys(known[match] for match in get_close_matches(name, known, n=3, cutoff=0.6)))
-    if near:
-        return f"Did you mean {' or '.join(near)}?"
-    return f"Name a model folder or a hub id such as {default_model.REPOSITORY}."
+    return f"Did you mean {' or '.join(near)}?" if near else ""

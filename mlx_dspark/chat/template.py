@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from mlx_dspark.foundation.errors import EmptyPrompt, RequestError
+from mlx_dspark.foundation.errors import BadCheckpoint, EmptyPrompt, RequestError
+from mlx_dspark.foundation.numbers import brief
+
+_CALLED = {"prompt": "The prompt", "system": "The system message", "messages": "The role of a message"}
+_TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""What the Python code that a template's expressions amount to may raise, beside Jinja's own errors."""
 
 
 class Message(NamedTuple):
@@ -24,6 +30,7 @@ def conversation(prompt: Prompt, system: str | None = None) -> list[Message]:
 
     Raises RequestError naming the message that is not one, and EmptyPrompt when there is nothing to answer.
     """
+    _check_kind(prompt)
     messages = (
         [Message("user", prompt)]
         if isinstance(prompt, str)
@@ -33,8 +40,10 @@ def conversation(prompt: Prompt, system: str | None = None) -> list[Message]:
         raise EmptyPrompt("The prompt is empty.", "Give some text to answer.", field="prompt")
     for message in messages:
         _check_text(message.content)
+        _check_text(message.role, "messages")
     if system is None:
         return messages
+    _check_text(system, "system")
     if messages[0].role == "system":
         raise RequestError(
             "system is given, and messages begins with a system message too.",
@@ -42,6 +51,14 @@ def conversation(prompt: Prompt, system: str | None = None) -> list[Message]:
             field="system",
         )
     return [Message("system", system), *messages]
+
+
+def check_prompt(prompt: str, system: str | None = None, *, chat_template: bool = True) -> None:
+    """What can be refused about one prompt before a model is loaded. Raises EmptyPrompt or RequestError."""
+    _check_text(prompt)
+    _check_text(system or "", "system")
+    if chat_template:
+        conversation(prompt, system)
 
 
 def has_template(tokenizer: Any) -> bool:
@@ -52,9 +69,10 @@ def has_template(tokenizer: Any) -> bool:
 def render(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
     """Token ids of a conversation, up to where the assistant answers.
 
-    Raises RequestError when the model has no template, or its template refuses the messages.
+    Raises RequestError when the model has no template, or its template refuses the messages; BadCheckpoint
+    when the template is not Jinja.
     """
-    from jinja2 import TemplateError
+    from jinja2 import TemplateError, TemplateSyntaxError
 
     if not has_template(tokenizer):
         raise RequestError(
@@ -67,7 +85,13 @@ def render(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
         ids = tokenizer.apply_chat_template(
             turns, add_generation_prompt=True, tokenize=True, return_dict=False
         )
-    except (TemplateError, TypeError, ValueError, KeyError) as error:
+    except TemplateSyntaxError as error:
+        raise BadCheckpoint(
+            f"The chat template in {_template_file(tokenizer)} is not valid Jinja: line {error.lineno}: "
+            f"{str(error.message).rstrip('.')}.",
+            "Correct the file, or continue raw text (--no-chat-template).",
+        ) from error
+    except (TemplateError, *_TEMPLATE_FAULTS) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise RequestError(
             f"The model's chat template refuses these messages: {reason}.",
@@ -75,6 +99,13 @@ def render(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
             field="messages",
         ) from error
     return tuple(int(token) for token in ids)
+
+
+def _template_file(tokenizer: Any) -> str:
+    """Where the chat template was read from, as well as the tokenizer can tell."""
+    home = Path(str(getattr(tokenizer, "name_or_path", "") or "the model"))
+    files = [home / "chat_template.jinja", home / "tokenizer_config.json"]
+    return str(next((file for file in files if file.is_file()), home))
 
 
 def encode_text(tokenizer: Any, text: str) -> tuple[int, ...]:
@@ -101,6 +132,7 @@ def encode_prompt(
 
     Raises EmptyPrompt, or RequestError naming what cannot be done.
     """
+    _check_kind(prompt)
     templated = chat_template and (has_template(tokenizer) or not isinstance(prompt, str))
     if templated:
         return render(tokenizer, conversation(prompt, system))
@@ -129,10 +161,21 @@ def _message(index: int, given: Any) -> Message:
     return Message(*given)
 
 
-def _check_text(text: str) -> None:
+def _check_kind(prompt: object) -> None:
+    if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):
+        raise RequestError(
+            f"prompt is {brief(prompt)}, neither text nor a list of messages.",
+            "Give a text, or messages of a role and a content.",
+            field="prompt",
+        )
+
+
+def _check_text(text: str, field: str = "prompt") -> None:
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise RequestError(
-            "The prompt holds bytes that are not valid UTF-8.", "Give it as UTF-8 text.", field="prompt"
+            f"{_CALLED.get(field, field)} holds bytes that are not valid UTF-8.",
+            "Give it as UTF-8 text.",
+            field=field,
         )
 
 

@@ -10,7 +10,17 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from mlx_dspark.chat.template import Message, has_template
-from mlx_dspark.cli.show import Progress, closing_line, complain, note, open_session, printing
+from mlx_dspark.cli.show import (
+    Progress,
+    accept_length,
+    closing_line,
+    complain,
+    count,
+    note,
+    open_session,
+    printing,
+)
+from mlx_dspark.cli.streams import require_input, require_output
 from mlx_dspark.foundation.errors import RequestError, UnsupportedModel
 from mlx_dspark.foundation.knobs import suggestion
 from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
@@ -29,6 +39,8 @@ COMMANDS = ("/reset", "/stats", "/help", "/quit")
 
 def chat(loading: LoadSettings, answer: GenerateSettings) -> int:
     """Talk to a model; Ctrl-C stops an answer, Ctrl-D leaves."""
+    require_output()
+    require_input()
     progress = Progress()
     session = open_session(loading, progress)
     if not has_template(session.tokenizer):
@@ -134,12 +146,13 @@ def _statistics(results: list[Result]) -> str:
     if not results:
         return "Nothing has been answered yet."
     lengths = [length for result in results for length in result.accept_lengths]
-    mean = sum(lengths) / len(lengths) if lengths else 0.0
     return "\n".join(
         [
             f"last answer  {closing_line(results[-1])}",
-            f"all answers  [{len(results)} answers · {sum(r.num_tokens for r in results)} tokens in "
-            f"{sum(r.seconds for r in results):.2f} s · accept length {mean:.2f} · "
-            f"{sum(r.accepted for r in results)}/{sum(r.drafted for r in results)} drafts accepted]",
+            f"all answers  [{count(len(results), 'answer')} · "
+            f"{count(sum(r.num_tokens for r in results), 'token')} "
+            f"in {sum(r.seconds for r in results):.2f} s · "
+            f"accept length {accept_length(lengths)} · "
+            f"{sum(r.accepted for r in results)}/{count(sum(r.drafted for r in results), 'draft')} accepted]",
         ]
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
-from mlx_dspark.cli.show import Progress, closing_line, note, printing
+from mlx_dspark.cli.show import Progress, accept_length, closing_line, note, printing
+from mlx_dspark.cli.streams import require_output
+from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.settings import LoadSettings
 
 if TYPE_CHECKING:
@@ -22,21 +22,30 @@ PROMPT = (
 )
 
 REPEATS = 2
+WARM_UP_TOKENS = 16
 
 
-def demo(
-    *,
-    model: Annotated[str | None, Parameter(help="The model to show. [default: smollm2-135m]")] = None,
-) -> int:
+def demo(loading: LoadSettings) -> int:
     """Answer a prompt, then race plain against speculative decoding on it."""
     from mlx_dspark.session.pair import load_parts
 
+    if loading.mode == "baseline":
+        raise UsageError(
+            "mode is 'baseline', and the demo compares that with a mode that drafts.",
+            "Leave it out, or choose another mode.",
+            field="mode",
+        )
+    require_output()
     progress = Progress()
-    parts = load_parts(LoadSettings(model=model), progress)
-    progress.clear()
+    parts = load_parts(loading, progress)
     speculative = parts.session()
     plain = dataclasses.replace(parts, drafter=None, mode="baseline").session()
-    note(f"{parts.name} · {parts.weights}\n\n{PROMPT}\n")
+    progress.tell("warming up")
+    plain.generate(PROMPT, max_new_tokens=WARM_UP_TOKENS)
+    speculative.generate(PROMPT)
+    progress.clear()
+    weights = f" · {parts.weights}" if parts.weights is not None else ""
+    note(f"{parts.name}{weights}\n\n{PROMPT}\n")
     shown = progress.reading(speculative.stream(PROMPT))
     note(closing_line(speculative.fold(printing(shown, sys.stdout))))
     progress.tell(f"answering it {REPEATS} more times each way, by turns")
@@ -62,10 +71,11 @@ def _compare(results: list[Result]) -> None:
             result.mode,
             f"{rate:.1f}",
             f"{rate / unit:.2f}x" if unit else "",
-            f"{result.mean_accept_len:.2f}",
+            accept_length(result.accept_lengths),
             str(result.num_rounds),
         )
     Console(stderr=True).print(table)
+    note(f"The table shows the faster of {REPEATS} runs each way, so it may be ahead of the answer above.")
     same = plain.token_ids == speculative.token_ids
     note("Both wrote the same tokens." if same else "The two texts differ where two tokens are all but tied.")
     note("Lookup drafts text that repeats, as here; on text that does not, it steps aside.")

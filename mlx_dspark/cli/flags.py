@@ -67,7 +67,7 @@ def _parameter(knob: Knob, group: Group) -> inspect.Parameter:
         env_var_split=lambda _, text, **__: [text],
         show_env_var=False,
         group=group,
-        converter=None if switch else _converter(knob),
+        converter=_converter(knob),
         consume_multiple=False,
     )
     kind = _SWITCH if switch else tuple[str, ...] if knob.kind.many else str
@@ -80,6 +80,8 @@ def _converter(knob: Knob) -> Callable[[Any, Sequence[Token]], Any]:
     """Parses and checks here, so that an error names the flag or environment name that was used."""
 
     def convert(_: Any, tokens: Sequence[Token]) -> Any:
+        if isinstance(tokens[0].implicit_value, bool):
+            return tokens[0].implicit_value
         called = tokens[0].keyword or knob.flag
         value = knob.kind.gather([knob.parse(token.value, called) for token in tokens])
         knob.check(value, called)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mlx_dspark.chat.template import has_template
+from mlx_dspark.chat.template import check_prompt, has_template
 from mlx_dspark.cli.show import Progress, closing_line, note, open_session, printing
-from mlx_dspark.foundation.errors import EmptyPrompt, RequestError, UsageError
+from mlx_dspark.cli.streams import require_input, require_output
+from mlx_dspark.foundation.errors import EmptyPrompt, UsageError
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
 
 if TYPE_CHECKING:
+    from mlx_dspark.kernels.dispatch import CpuWeightsReport
     from mlx_dspark.session import SessionEvent
 
 
@@ -24,7 +27,9 @@ def generate(ask: AskSettings, loading: LoadSettings, answer: GenerateSettings) 
             "Add --json, or leave it out.",
             field="logprobs",
         )
+    require_output()
     prompt = _read(ask.prompt)
+    check_prompt(prompt, answer.system, chat_template=answer.chat_template)
     progress = Progress()
     session = open_session(loading, progress)
     if answer.chat_template and not has_template(session.tokenizer):
@@ -33,11 +38,8 @@ def generate(ask: AskSettings, loading: LoadSettings, answer: GenerateSettings) 
     result = session.fold(_shown(events, ask))
     progress.clear()
     if ask.json:
-        print(
-            json.dumps(
-                {"model": session.name, "weights": session.weights, **result.to_dict()}, ensure_ascii=False
-            )
-        )
+        about = {"model": session.name, "weights": _weights(session.weights)}
+        print(json.dumps(about | result.to_dict(), ensure_ascii=False))
         return 0
     if not ask.stream:
         print(result.text)
@@ -49,16 +51,18 @@ def _shown(events: Iterator[SessionEvent], ask: AskSettings) -> Iterator[Session
     return printing(events, sys.stdout) if ask.stream and not ask.json else events
 
 
+def _weights(report: CpuWeightsReport | None) -> dict[str, object] | None:
+    if report is None:
+        return None
+    timings = [dataclasses.asdict(timing) for timing in report.timings]
+    return {"choice": report.choice, "reason": report.reason, "timings": timings}
+
+
 def _read(prompt: str) -> str:
     """The prompt, or standard input for `-`. Raises EmptyPrompt or RequestError."""
     if prompt != "-":
         return prompt
-    try:
-        text = sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            "Standard input is not valid UTF-8.", "Give the prompt as UTF-8 text.", field="prompt"
-        ) from error
+    text = require_input().read()
     if not text.strip():
         raise EmptyPrompt(
             "Standard input holds no prompt.", "Write one to it, or leave --prompt - out.", field="prompt"

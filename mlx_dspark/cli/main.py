@@ -1,12 +1,12 @@
 """The `mlx-dspark` command: finds the command, runs it, and turns errors into sentences and exit codes.
 
-Exit codes: 0 done, 2 the user's to mend, 130 interrupted.
+Exit codes: 0 done, 2 the user's to mend, 130 interrupted, 141 nobody reads standard output any more.
 """
 
 from __future__ import annotations
 
-import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,51 +16,64 @@ from cyclopts import App, CycloptsError, Group, Parameter
 
 from mlx_dspark._version import __version__
 from mlx_dspark.cli.flags import with_flags
+from mlx_dspark.cli.mistakes import explained
 from mlx_dspark.cli.show import Progress, complain, note
-from mlx_dspark.foundation.errors import DsparkError
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
+from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
+from mlx_dspark.foundation.errors import DsparkError, UsageError
+from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 
 _TOP_LEVEL_FLAGS = ("--help", "-h", "--version")
 
-_EPILOGUE = (
-    'mlx-dspark --prompt "..." is short for generate. `mlx-dspark COMMAND --help` lists its flags, '
-    "and those of model and answer can be set in the environment: MLX_DSPARK_MODEL for --model, and so on."
+ACCEPT_LENGTH = (
+    "Accept length: tokens committed per verify round, the target's own included; 1 when no draft was "
+    "accepted, - when nothing was drafted."
+)
+
+_EPILOGUE = 'mlx-dspark --prompt "..." is short for generate. `mlx-dspark COMMAND --help` lists its flags.'
+_FLAGS_EPILOGUE = (
+    "The flags of model and answer can be set in the environment: MLX_DSPARK_MODEL for --model, and so on. "
+    f"{ACCEPT_LENGTH}"
 )
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    fill_closed_descriptors()
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        return _dispatch(arguments)
-    except CycloptsError as error:
-        error.verbose = False
-        note(f"mlx-dspark: {error} `mlx-dspark{_command_of(error)} --help` lists what there is.")
-        return 2
+        with guarded():
+            return _reported(arguments)
+    except ReaderGone:
+        return 141
+
+
+def _reported(arguments: Sequence[str]) -> int:
+    """As `run`, with the streams already guarded."""
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except DsparkError as error:
         complain(error)
         return error.exit_code
     except KeyboardInterrupt:
         note("")
         return 130
-    except BrokenPipeError:
-        # Python flushes standard output once more as it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _dispatch(arguments: Sequence[str]) -> int:
     flat = bool(arguments) and arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL_FLAGS
     tokens = ["generate", *arguments] if flat else list(arguments)
-    code = build_app()(_joined(tokens), exit_on_error=False, print_error=False, result_action="return_value")
+    app = build_app()
+    try:
+        code = app(_joined(tokens), exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        raise explained(error, [name for name in app if not name.startswith("-")]) from error
     return code if isinstance(code, int) else 0
 
 
@@ -80,6 +93,7 @@ def build_app() -> App:
     from mlx_dspark.cli.chat import chat
     from mlx_dspark.cli.demo import demo
     from mlx_dspark.cli.generate import generate
+    from mlx_dspark.cli.train import train
 
     app = App(
         name="mlx-dspark",
@@ -92,18 +106,24 @@ def build_app() -> App:
         suppress_keyboard_interrupt=False,
     )
     app["--help"].group = app["--version"].group = "Options"
-    app.command(with_flags(generate, AskSettings, LoadSettings, GenerateSettings), name="generate")
-    app.command(
-        with_flags(chat, LoadSettings, GenerateSettings, without=("logprobs", "chat_template")), name="chat"
-    )
-    app.command(export, name="export")
-    app.command(demo, name="demo")
+    with_settings = {
+        "generate": with_flags(generate, AskSettings, LoadSettings, GenerateSettings),
+        "chat": with_flags(chat, LoadSettings, GenerateSettings, without=("logprobs", "chat_template")),
+        "demo": with_flags(demo, LoadSettings),
+    }
+    for name, command in with_settings.items():
+        app.command(command, name=name, help_epilogue=_FLAGS_EPILOGUE)
+    app.command(with_flags(train, TrainSettings), name="train", help_epilogue="")
+    app.command(export, name="export", help_epilogue="")
     return app
 
 
 def export(
-    model: Annotated[str, Parameter(help="A short name, a folder, or a repository of the hub.")],
-    folder: Annotated[Path, Parameter(name="DIR", help="The folder to write; it must be new or empty.")],
+    model: Annotated[
+        str,
+        Parameter(help="The short name smollm2-135m, a folder, a .gguf file, or a hub repository."),
+    ],
+    directory: Annotated[str, Parameter(name="DIR", help="The folder to write; it must be new or empty.")],
     /,
     *,
     trust_remote_code: Annotated[
@@ -112,19 +132,27 @@ def export(
 ) -> int:
     """Write a model as a standard MLX model folder."""
     from mlx_dspark.catalog.checkpoint import load_checkpoint
-    from mlx_dspark.catalog.export import export_model
+    from mlx_dspark.catalog.export import check_destination, export_model
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.foundation.paths import default_cache_dir
 
+    for name, given in (("MODEL", model), ("DIR", directory)):
+        if not given:
+            raise UsageError(f"{name} is empty.", "Name the model, then a folder that is new or empty.")
+    folder = Path(directory).expanduser()
+    check_destination(folder)
     progress = Progress()
     found = resolve_model(
         model, cache_dir=default_cache_dir(), trust_remote_code=trust_remote_code, progress=progress
     )
     export_model(load_checkpoint(found, progress=progress), folder)
     progress.clear()
-    note(f"Wrote {folder}. `mlx_lm.generate --model {folder}` reads it.")
+    command = [_python(), "-m", "mlx_lm", "generate", "--model", str(folder), "--prompt", "Hello"]
+    note(f"Wrote {folder}. Stock mlx-lm reads it: {shlex.join(command)}")
     return 0
 
 
-def _command_of(error: CycloptsError) -> str:
-    return "".join(f" {name}" for name in error.command_chain or ())
+def _python() -> str:
+    """This Python as a command, shortened where it lies below the current folder."""
+    program = Path(sys.executable)
+    return str(program.relative_to(Path.cwd())) if program.is_relative_to(Path.cwd()) else str(program)

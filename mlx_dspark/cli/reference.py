@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mlx_dspark.cli.flags import negative_of
+from mlx_dspark.cli.main import ACCEPT_LENGTH
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
+from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
+from mlx_dspark.session.result import Result
 
-_OPENING = """\
+_OPENING = f"""\
 # Command line
 
 Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_dspark/foundation/settings.py`.
@@ -22,25 +24,44 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 | `mlx-dspark chat` | holds a conversation; Ctrl-C stops the answer, Ctrl-D leaves, `/help` lists the rest |
 | `mlx-dspark export MODEL DIR` | writes a model as a standard MLX model folder |
 | `mlx-dspark demo` | answers a prompt, then races plain against speculative decoding on it |
+| `mlx-dspark train` | makes a drafter for a model, from the model's own answers |
 | `mlx-dspark --version`, `--help` | the version; every command |
 
 `python -m mlx_dspark` is the same program. Text goes to standard output, everything else to standard error.
-Exit codes: 0 done, 2 something that the message says how to mend, 130 interrupted.
+`export` takes `--trust-remote-code`, which lets a model folder that carries Python code run it.
 
-A flag wins over the environment, the environment over the default. From Python the same names, with
-underscores, are arguments of `load` (model and drafting), `Session.generate` and `Session.stream` (answer).
+| Exit code | Meaning |
+|---|---|
+| 0 | done |
+| 2 | something that the message says how to mend |
+| 130 | interrupted with Ctrl-C |
+| 141 | whoever read standard output has closed it, as in `mlx-dspark --help \\| head -1` |
+
+A flag wins over the environment, the environment over the default. A switch in the environment is on as
+`true`, `1`, `yes` or `on`, and off as `false`, `0`, `no` or `off`. From Python the same names, with
+underscores, are arguments of `load` (model and drafting), `Session.generate` and `Session.stream` (answer);
+the variables are read by the command line only.
+
+`MLX_DSPARK_CACHE_DIR` names the folder of the default model and of measurements (`cpu-weights.json`), and is
+read from Python too; without it that is `~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache,
+which `HF_HOME` moves.
+
+The closing line counts rounds, forward passes of the target, and says how many of them read the prompt.
+{ACCEPT_LENGTH} `context full` in place of `length` says that prompt and answer fill the model's context.
 """
 
 _TAKEN_BY = {
     AskSettings: "`generate`",
-    LoadSettings: "`generate`, `chat`",
+    LoadSettings: "`generate`, `chat`, `demo` (there without `--mode baseline`)",
     GenerateSettings: "`generate`, `chat` (there without `--logprobs` and `--chat-template`)",
+    TrainSettings: "`train`",
 }
 
 
 def page() -> str:
     """The whole page as Markdown."""
-    return "\n".join([_OPENING, *(_section(section, taken_by) for section, taken_by in _TAKEN_BY.items())])
+    sections = [_section(section, taken_by) for section, taken_by in _TAKEN_BY.items()]
+    return "\n".join([_OPENING, *sections, _json_fields()])
 
 
 def _section(section: type[Settings], taken_by: str) -> str:
@@ -62,13 +83,21 @@ def _section_lines(section: type[Settings], taken_by: str) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def _json_fields() -> str:
+    """What `--json` prints, from the declarations of Result."""
+    weights = "How the CPU back end holds the weights: `choice`, the `reason` for it, `timings` of the race."
+    meanings = {"model": "The model's name.", "weights": weights} | Result.meanings()
+    rows = [f"| `{name}` | {meaning} |" for name, meaning in meanings.items()]
+    return "\n".join(["## Fields of `--json`\n", "| Field | Meaning |", "|---|---|", *rows, ""])
+
+
 def _flags(knob: Knob) -> str:
     negative = negative_of(knob)
     return f"`{knob.flag}`" + (f", `{negative}`" if negative else "")
 
 
 def _takes(knob: Knob) -> str:
-    return "" if isinstance(knob.kind, Switch) else knob.kind.want
+    return "on or off" if isinstance(knob.kind, Switch) else knob.kind.want
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from mlx_dspark.foundation.errors import DsparkError
@@ -13,6 +13,7 @@ from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSe
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import LoadProgress
+    from mlx_dspark.kernels.dispatch import CpuWeightsReport
     from mlx_dspark.session import Result, Session, SessionEvent
 
 
@@ -62,8 +63,17 @@ def open_session(loading: LoadSettings, progress: Progress) -> Session:
 
     session = load_parts(loading, progress).session()
     progress.clear()
-    note(f"{session.name} · drafting: {session.mode} · {session.weights}")
+    parts = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
+    note(" · ".join(part for part in parts if part))
     return session
+
+
+def weights_line(report: CpuWeightsReport | None) -> str:
+    """How the CPU holds the weights, in a few words; empty on any other device."""
+    if report is None or report.choice is None:
+        return ""
+    ordinary = report.reason in ("measured", "remembered", "pinned")
+    return f"weights: {report.choice}" + ("" if ordinary else f" ({report.reason})")
 
 
 def printing(events: Iterable[SessionEvent], out: TextIO) -> Iterator[SessionEvent]:
@@ -84,21 +94,35 @@ def printing(events: Iterable[SessionEvent], out: TextIO) -> Iterator[SessionEve
 
 def closing_line(result: Result) -> str:
     """Tokens, seconds, rates, accept length, rounds and who drafted, in one line."""
+    ended = "context full" if result.context_full else result.finish_reason
+    rate = result.decode_tokens_per_sec
     parts = [
-        f"{result.num_tokens} tokens in {result.seconds:.2f} s ({result.finish_reason})",
-        f"prompt {result.prompt_tokens} tokens at {result.prefill_tokens_per_sec:.0f} tok/s",
-        f"decode {result.decode_tokens_per_sec:.1f} tok/s",
-        f"accept length {result.mean_accept_len:.2f}",
-        f"{result.num_rounds} rounds",
+        f"{count(result.num_tokens, 'token')} in {result.seconds:.2f} s ({ended})",
+        f"prompt {count(result.prompt_tokens, 'token')} at {result.prefill_tokens_per_sec:.0f} tok/s",
+        f"decode {rate:.1f} tok/s" if rate else "",
+        f"accept length {accept_length(result.accept_lengths)}",
+        f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt",
         _who_drafted(result),
     ]
-    return "[" + " · ".join(parts) + "]"
+    return "[" + " · ".join(part for part in parts if part) + "]"
+
+
+def count(number: int, thing: str) -> str:
+    """`1 token`, `2 tokens`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def accept_length(lengths: Sequence[int]) -> str:
+    """The mean accept length, or a dash where nothing was drafted."""
+    return f"{sum(lengths) / len(lengths):.2f}" if lengths else "-"
 
 
 def _who_drafted(result: Result) -> str:
     if result.mode == "baseline":
         return "plain decoding"
-    drafters = [f"{name} {n.accepted}/{n.drafted} drafts accepted" for name, n in result.sources.items()]
+    drafters = [
+        f"{name} {n.accepted}/{count(n.drafted, 'draft')} accepted" for name, n in result.sources.items()
+    ]
     return ", ".join(drafters) or f"{result.mode} drafted nothing"
 
 

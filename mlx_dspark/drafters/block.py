@@ -167,7 +167,7 @@ class BlockDrafter(ABC):
         return Trace(hidden, self._chain(hidden, anchors, self.max_draft, GreedyDraw(self.vocab)))
 
     @abstractmethod
-    def _embed(self, tokens: mx.array) -> mx.array:
+    def embed_ids(self, tokens: mx.array) -> mx.array:
         """Embeddings of the block's ids, as the first drafter layer takes them."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class BlockDrafter(ABC):
         first, size = self.config.first_slot, self.config.block_size
         slots = min(size, first + drafts) if self.model.causal else size
         ids = [[anchor] + [self.config.mask_token] * (slots - 1) for anchor in anchors]
-        return self.model(self._embed(mx.array(ids, dtype=mx.int32)).astype(self.dtype), rows)
+        return self.model(self.embed_ids(mx.array(ids, dtype=mx.int32)).astype(self.dtype), rows)
 
     def _chain(self, hidden: mx.array, anchors: Sequence[int], width: int, draw: Draw) -> Chain:
         first = self.config.first_slot

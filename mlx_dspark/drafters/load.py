@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint, read_drafter
+from mlx_dspark.catalog.formats.packing import PackedWeights
 from mlx_dspark.drafters.block import BlockDrafter
 from mlx_dspark.foundation.errors import UsageError
 
@@ -32,7 +33,8 @@ def load_drafter(
     """Load the DSpark or DFlash drafter in folder `path`; it must then be bound to its target.
 
     `quantize_bits` (4, 8, or 0 for none) and `group_size` (32, 64, 128) are of MLX's affine quantization;
-    layers whose width is not a multiple of the group stay as they are. `window` is the number of most recent
+    layers whose width is not a multiple of the group stay as they are. A checkpoint that is stored in so many
+    bits is taken as it is, as is any with `quantize_bits` 0. `window` is the number of most recent
     context positions a bidirectional layer attends to, 0 for all. `confidence_threshold`, from 0 (off) up to
     1, cuts drafts by the head's confidence. `dtype` None: float32 on the CPU, elsewhere the checkpoint's.
 
@@ -55,9 +57,12 @@ def load_drafter(
     dtype = _compute_dtype(checkpoint) if dtype is None else dtype
     family: Any = import_module(FAMILIES[checkpoint.config.family][0])
     model = family.build_model(checkpoint, window)
-    model.load_weights([(name, weight.astype(dtype)) for name, weight in checkpoint.weights.items()])
-    if quantize_bits:
-        _quantize(model, quantize_bits, group_size)
+    if checkpoint.packed is not None and quantize_bits in (0, checkpoint.packed.packing.bits):
+        _load_packed(model, checkpoint, checkpoint.packed, dtype)
+    else:
+        model.load_weights([(name, weight.astype(dtype)) for name, weight in checkpoint.weights.items()])
+        if quantize_bits:
+            _quantize(model, quantize_bits, group_size)
     mx.eval(model.parameters())
     drafter = getattr(family, FAMILIES[checkpoint.config.family][1])
     return drafter(
@@ -76,6 +81,22 @@ def _compute_dtype(checkpoint: DrafterCheckpoint) -> mx.Dtype:
     if mx.default_device().type == mx.DeviceType.cpu:
         return mx.float32
     return mx.bfloat16 if stored == mx.float16 else stored
+
+
+def _load_packed(
+    model: nn.Module, checkpoint: DrafterCheckpoint, packed: PackedWeights, dtype: mx.Dtype
+) -> None:
+    """The checkpoint's matrices as they are stored; scales and biases in `dtype`."""
+    bits, group_size = packed.packing.bits, packed.packing.group_size
+    nn.quantize(
+        model, group_size=group_size, bits=bits, class_predicate=lambda name, _: name in packed.matrices
+    )
+    weights = dict(checkpoint.weights)
+    for name, matrix in packed.matrices.items():
+        weights |= {f"{name}.{part}": array for part, array in matrix._asdict().items()}
+    model.load_weights(
+        [(name, w if w.dtype == mx.uint32 else w.astype(dtype)) for name, w in weights.items()]
+    )
 
 
 def _quantize(model: nn.Module, bits: int, group_size: int) -> None:

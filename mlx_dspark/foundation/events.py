@@ -24,7 +24,7 @@ class RoundReport:
     `cap` is the most drafts the row was allowed, `drafted` how many were verified, `accepted` how many of
     them the target agreed to, `committed` how many tokens the round added to the output, `certain` how many
     tokens were fed without doubt, `depth` the committed length before the round, `source` who drafted.
-    `parked`: drafting was losing time, so the row decoded plainly. `waited` are seconds in which the reader of
+    `parked`: drafting was losing time, so the row decoded plainly. `waited`: seconds in which the reader of
     the events held up the engine while the round was in flight.
     """
 

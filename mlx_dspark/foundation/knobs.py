@@ -9,9 +9,14 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Self, cast, get_type_hints
 
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.numbers import brief, is_finite, is_whole
+
+_SHOWN_CHARACTERS = 80
+_SHOWN_BIASES = 4
 
 
 class Kind(ABC):
@@ -34,14 +39,22 @@ class Kind(ABC):
         """One value out of the parsed values of a repeated flag."""
         return values[-1]
 
+    def shown(self, value: Any) -> str:
+        """A refused value, as a person would write it."""
+        return shown(value)
+
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A finite number from `low` to `high`; with `above`, `low` itself is out."""
+    """A finite number from `low` to `high`; with `above`, `low` itself is out.
+
+    `optional` lets None mean "not set".
+    """
 
     low: float
     high: float
     above: bool = False
+    optional: bool = False
 
     @property
     def want(self) -> str:
@@ -52,9 +65,10 @@ class Number(Kind):
         return float(text)
 
     def accepts(self, value: Any) -> bool:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return False
-        return self.low <= value <= self.high and not (self.above and value == self.low)
+        if value is None:
+            return self.optional
+        within = is_finite(value) and self.low <= value <= self.high
+        return within and not (self.above and value == self.low)
 
 
 @dataclass(frozen=True)
@@ -77,15 +91,15 @@ class Whole(Kind):
     def accepts(self, value: Any) -> bool:
         if value is None:
             return self.optional
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and value >= self.low and (self.high is None or value <= self.high)
+        return is_whole(value) and value >= self.low and (self.high is None or value <= self.high)
 
 
 @dataclass(frozen=True)
 class Choice(Kind):
-    """One of some names or numbers."""
+    """One of some names or numbers, and of its type; `optional` lets None mean "not set"."""
 
     names: tuple[Any, ...]
+    optional: bool = False
 
     @property
     def want(self) -> str:
@@ -95,7 +109,9 @@ class Choice(Kind):
         return {str(name): name for name in self.names}.get(text, text)
 
     def accepts(self, value: Any) -> bool:
-        return not isinstance(value, bool) and value in self.names
+        if value is None:
+            return self.optional
+        return any(type(value) is type(name) and value == name for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -131,6 +147,40 @@ class Words(Kind):
         return value is None or (isinstance(value, str | os.PathLike) and bool(str(value)))
 
 
+@dataclass(frozen=True)
+class Seconds(Kind):
+    """A time in seconds; `s`, `m` or `h` after the number name the unit. None means "not set"."""
+
+    want: str = "seconds above 0, or a time like 90s, 10m or 2h"  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    def parse(self, text: str) -> float:
+        unit = {"s": 1, "m": 60, "h": 3600}.get(text[-1:], 0)
+        return float(text[:-1]) * unit if unit else float(text)
+
+    def accepts(self, value: Any) -> bool:
+        return value is None or Number(0, math.inf, above=True).accepts(value)
+
+
+@dataclass(frozen=True)
+class Wholes(Kind):
+    """Rising integers of `low` or more with commas between; None means "not set"."""
+
+    low: int
+
+    @property
+    def want(self) -> str:
+        return f"rising integers of {self.low} or more, with commas between"
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in text.split(","))
+
+    def accepts(self, value: Any) -> bool:
+        if value is None:
+            return True
+        rising = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
+        return rising and all(map(Whole(self.low).accepts, value)) and sorted({*value}) == list(value)
+
+
 class Texts(Kind):
     """Any number of texts, none of them empty. One text alone is a list of one."""
 
@@ -145,10 +195,15 @@ class Texts(Kind):
 
     def accepts(self, value: Any) -> bool:
         texts = [value] if isinstance(value, str) else value
-        return isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
+        listed = isinstance(texts, Sequence) and not isinstance(texts, bytes | bytearray | memoryview)
+        return listed and all(isinstance(text, str) and text for text in texts)
 
     def gather(self, values: Sequence[str]) -> tuple[str, ...]:
         return tuple(values)
+
+    def shown(self, value: Any) -> str:
+        texts = value if isinstance(value, list | tuple) else [value]
+        return shown(next((text for text in texts if not isinstance(text, str) or not text), value))
 
 
 class Biases(Kind):
@@ -173,9 +228,19 @@ class Biases(Kind):
     def gather(self, values: Sequence[dict[int, float]]) -> dict[int, float]:
         return {token: bias for pairs in values for token, bias in pairs.items()}
 
+    def shown(self, value: Any) -> str:
+        if not isinstance(value, Mapping):
+            return shown(value)
+        pairs = [
+            f"{shown(token)}={f'{bias:g}' if is_finite(bias) else brief(bias)}"
+            for token, bias in islice(value.items(), _SHOWN_BIASES)
+        ]
+        return ",".join(pairs) + (",..." if len(value) > len(pairs) else "")
+
 
 class Drafts(Kind):
-    """Drafts verified in a round: None (derived), "auto" (each round anew), 0 (the whole block), a number."""
+    """Drafts verified in a round: None (derived), "auto" (each round anew), 0 (the whole block, never none),
+    or a number."""
 
     @property
     def want(self) -> str:
@@ -185,7 +250,7 @@ class Drafts(Kind):
         return {"auto": "auto", "full": 0}[text] if text in ("auto", "full") else int(text)
 
     def accepts(self, value: Any) -> bool:
-        return value is None or value == "auto" or Whole(0).accepts(value)
+        return value is None or (isinstance(value, str) and value == "auto") or Whole(0).accepts(value)
 
 
 @dataclass(frozen=True)
@@ -242,15 +307,25 @@ class Knob:
         """The error that refuses `value`."""
         names = [str(name) for name in self.kind.names] if isinstance(self.kind, Choice) else []
         return UsageError(
-            f"{called} is {value!r}, which is not a value it takes.",
-            f"{suggestion(str(value), names)} Give {self.kind.want}.".strip(),
+            f"{called} is {self.kind.shown(value)}, which is not a value it takes.",
+            f"{suggestion(self.kind.shown(value), names)} Give {self.kind.want}.".strip(),
             field=self.name,
         )
 
 
+def shown(value: Any) -> str:
+    """A value in a message: text in quotes, unless it is a number."""
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return brief(value)
+    text = str(value).strip()
+    return text if len(text) <= _SHOWN_CHARACTERS else brief(value)
+
+
 def suggestion(word: str, known: Sequence[str]) -> str:
     """`Did you mean ...?` for the nearest known word, or an empty string."""
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word[:_SHOWN_CHARACTERS], known, n=1)
     return f"Did you mean {near[0]}?" if near else ""
 
 
@@ -286,7 +361,7 @@ class Settings:
             if name not in known:
                 listed = f"The settings are {', '.join(known)}."
                 raise UsageError(
-                    f"There is no setting {name!r}.", suggestion(name, known) or listed, field=name
+                    f"There is no setting {brief(name)}.", suggestion(name, known) or listed, field=name
                 )
         return cls(**options)
 

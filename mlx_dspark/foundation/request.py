@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, Protocol
 
 from mlx_dspark.foundation.errors import EmptyPrompt, RequestError
+from mlx_dspark.foundation.numbers import brief, is_finite, is_whole
 
 FinishReason = Literal["stop", "length", "cancelled"]
 """`stop`: an end-of-sequence id or a stop string; `length`: the token limit; `cancelled`: by the caller."""
@@ -19,15 +19,7 @@ GREEDY_BELOW = 1e-5
 
 def _require(ok: bool, name: str, value: object, want: str) -> None:
     if not ok:
-        raise RequestError(f"{name} is {value!r}, which is out of range.", f"Give {want}.", field=name)
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        raise RequestError(f"{name} is {brief(value)}, which is out of range.", f"Give {want}.", field=name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,23 +49,27 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         t = self.temperature
-        _require(_finite(t) and 0 <= t <= 100, "temperature", t, "a number from 0 to 100")
+        _require(is_finite(t) and 0 <= t <= 100, "temperature", t, "a number from 0 to 100")
         p = self.top_p
-        _require(_finite(p) and 0 < p <= 1, "top_p", p, "a number above 0, at most 1")
-        _require(_whole(self.top_k) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive integer")
-        _require(_finite(self.min_p) and 0 <= self.min_p <= 1, "min_p", self.min_p, "a number from 0 to 1")
+        _require(is_finite(p) and 0 < p <= 1, "top_p", p, "a number above 0, at most 1")
+        k = self.top_k
+        _require(is_whole(k) and k >= 0, "top_k", k, "0 (off) or a positive integer")
+        m = self.min_p
+        _require(is_finite(m) and 0 <= m <= 1, "min_p", m, "a number from 0 to 1")
         r = self.repetition_penalty
-        _require(_finite(r) and 0 < r <= 10, "repetition_penalty", r, "a number above 0, up to 10 (1 is off)")
+        _require(is_finite(r) and 0 < r <= 10, "repetition_penalty", r, "a number above 0, up to 10 (1: off)")
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
-            _require(_finite(value) and -10 <= value <= 10, name, value, "a number from -10 to 10 (0 is off)")
+            _require(is_finite(value) and -10 <= value <= 10, name, value, "a number from -10 to 10 (0: off)")
+        want = "token ids (0 and up) with numbers from -1000 to 1000"
+        _require(isinstance(self.logit_bias, Mapping), "logit_bias", self.logit_bias, f"a mapping of {want}")
         for token, bias in self.logit_bias.items():
-            ok = _whole(token) and token >= 0 and _finite(bias) and -1000 <= bias <= 1000
-            _require(ok, "logit_bias", {token: bias}, "token ids (0 and up) with numbers from -1000 to 1000")
+            ok = is_whole(token) and token >= 0 and is_finite(bias) and -1000 <= bias <= 1000
+            _require(ok, "logit_bias", {token: bias}, want)
         s = self.seed
-        _require(s is None or (_whole(s) and 0 <= s < 2**64), "seed", s, "an integer from 0 to 2^64 - 1")
+        _require(s is None or (is_whole(s) and 0 <= s < 2**64), "seed", s, "an integer from 0 to 2^64 - 1")
         n = self.logprobs
-        _require(n is None or (_whole(n) and 0 <= n <= 100), "logprobs", n, "an integer from 0 to 100")
+        _require(n is None or (is_whole(n) and 0 <= n <= 100), "logprobs", n, "an integer from 0 to 100")
 
     @property
     def greedy(self) -> bool:
@@ -109,7 +105,10 @@ class GenerateRequest:
     stop_check: StopCheck | None = None
 
     def __post_init__(self) -> None:
-        if not self.prompt:
+        ids = self.prompt
+        listed = isinstance(ids, Sequence) and all(is_whole(token) and token >= 0 for token in ids)
+        _require(listed, "prompt", ids, "token ids, which are integers from 0")
+        if not ids:
             raise EmptyPrompt("The prompt is empty.", "Give at least one token of text.", field="prompt")
         n = self.max_new_tokens
-        _require(_whole(n) and n >= 1, "max_new_tokens", n, "a positive integer")
+        _require(is_whole(n) and n >= 1, "max_new_tokens", n, "a positive integer")

@@ -5,6 +5,7 @@ The command line, the validation and the reference page read these declarations;
     LoadSettings       what is decided when a model is loaded
     GenerateSettings   what is decided for each answer
     AskSettings        what only the command line knows: where the prompt comes from, how the answer is shown
+    TrainSettings      what is decided when a drafter is trained
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from mlx_dspark.foundation.knobs import (
     Choice,
     Drafts,
     Number,
+    Seconds,
     Settings,
     Switch,
     Texts,
     Whole,
+    Wholes,
     Words,
 )
 from mlx_dspark.foundation.request import SamplingParams
@@ -33,6 +36,9 @@ DEFAULT_MODEL = "smollm2-135m"
 
 Mode = Literal["auto", "dspark", "dflash", "lookup", "baseline"]
 MODES: tuple[Mode, ...] = ("auto", "dspark", "dflash", "lookup", "baseline")
+
+CPU_WEIGHTS = ("blocks", "dense", "stock")
+"""How the CPU back end can hold weights: the repacked blocks of our kernels, float32 matrices, MLX's way."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,9 @@ class LoadSettings(Settings):
     model: Annotated[
         str | os.PathLike[str] | None,
         About(
-            Words("a short name, a folder or a repository"),
-            "The target model: a short name, a folder, or a repository of the hub.",
+            Words(f"{DEFAULT_MODEL}, a folder, a .gguf file or a repository"),
+            f"The target model: the short name {DEFAULT_MODEL}, a folder, a llama .gguf file, or a hub "
+            "repository.",
             unset=DEFAULT_MODEL,
         ),
     ] = None
@@ -68,7 +75,8 @@ class LoadSettings(Settings):
         int | Literal["auto"] | None,
         About(
             Drafts(),
-            "Most drafts verified in a round. auto: chosen anew each round. 0 or full: the whole block.",
+            "Most drafts verified in a round. auto: chosen anew each round. 0 or full: the whole block; use "
+            "--mode baseline for plain decoding.",
             unset="derived at load",
         ),
     ] = None
@@ -103,7 +111,7 @@ class LoadSettings(Settings):
     cpu_weights: Annotated[
         str | None,
         About(
-            Words("the name of a weight layout"),
+            Choice(CPU_WEIGHTS, optional=True),
             "Pin how weights are held on the CPU back end.",
             unset="the fastest, measured once on each machine",
         ),
@@ -152,7 +160,7 @@ class GenerateSettings(Settings):
         int | None,
         About(
             Whole(0, 100, optional=True),
-            "Report log-probabilities of the tokens taken and of this many of the likeliest.",
+            "Report log-probabilities of the tokens taken and of this many of the likeliest; needs --json.",
         ),
     ] = None
     stop: Annotated[
@@ -192,3 +200,174 @@ class AskSettings(Settings):
     json: Annotated[
         bool, About(Switch(), "Print one JSON object with every field of the result, and nothing else.")
     ] = False
+
+
+@dataclass(frozen=True)
+class TrainSettings(Settings):
+    """What is decided when a drafter is trained."""
+
+    group = "Training"
+    env_prefix = ""
+
+    target: Annotated[
+        str | os.PathLike[str] | None,
+        About(
+            Words("a short name, a folder or a repository"),
+            "The model to train a drafter for.",
+            unset=DEFAULT_MODEL,
+        ),
+    ] = None
+    output: Annotated[
+        str | os.PathLike[str] | None,
+        About(
+            Words("a folder"),
+            "The folder of the drafter: new, empty, or of an earlier run, which then goes on.",
+            unset="it must be given",
+        ),
+    ] = None
+    prompts: Annotated[
+        str | Sequence[str],
+        About(Texts(), "A file of prompts, JSON lines or plain text; may be repeated."),
+    ] = ()
+    self_prompts: Annotated[
+        int, About(Whole(0), "Let the target write this many user turns itself, and answer them.")
+    ] = 0
+    data: Annotated[
+        str | os.PathLike[str] | None,
+        About(
+            Words("a folder"),
+            "Where the answers are kept; several runs may share it.",
+            unset="OUTPUT/run/data",
+        ),
+    ] = None
+    held_out: Annotated[
+        str | Sequence[str],
+        About(Texts(), "A file of prompts to evaluate on, never trained on; may be repeated."),
+    ] = ()
+    held_out_prompts: Annotated[
+        int, About(Whole(0), "Prompts of each content to evaluate on. 0: no evaluation.")
+    ] = 40
+    held_out_tokens: Annotated[int, About(Whole(2), "Most tokens of an answer in the evaluation.")] = 200
+    warm_start: Annotated[
+        str | os.PathLike[str] | None,
+        About(Words("a folder"), "Train this DSpark drafter further, in its own shape.", unset="a new one"),
+    ] = None
+
+    answer_tokens: Annotated[int, About(Whole(16), "Most tokens in an answer.")] = 320
+    data_rows: Annotated[int, About(Whole(1), "Answers generated at once.")] = 256
+    data_time_limit: Annotated[
+        float | None,
+        About(Seconds(), "Stop making answers after this long; a later run goes on with them."),
+    ] = None
+    data_temperature: Annotated[
+        float, About(Number(0, 100, above=True), "Half of the answers are greedy, the others drawn at this.")
+    ] = 0.8
+
+    layers: Annotated[
+        int | None,
+        About(Whole(1, 64, optional=True), "Layers of the drafter.", unset="2 to 5, by the target's width"),
+    ] = None
+    block_size: Annotated[int | None, About(Whole(1, 64, optional=True), "Drafts in a block.", unset="7")] = (
+        None
+    )
+    taps: Annotated[
+        Sequence[int] | None,
+        About(
+            Wholes(-1),
+            "Target layers whose output the drafter reads, from 0; -1 is the embedding.",
+            unset="5, evenly spread",
+        ),
+    ] = None
+    markov: Annotated[
+        Literal["vanilla", "gated", "rnn", "none"] | None,
+        About(
+            Choice(("vanilla", "gated", "rnn", "none"), optional=True),
+            "The Markov head: how a draft depends on the one before it.",
+            unset="vanilla",
+        ),
+    ] = None
+    markov_rank: Annotated[
+        int | None,
+        About(Whole(1, 4096, optional=True), "Rank of the Markov head.", unset="64 to 256, by the width"),
+    ] = None
+    confidence: Annotated[
+        bool | None,
+        About(Switch(optional=True), "Learn how likely each draft is to be accepted.", unset="on"),
+    ] = None
+    draft_vocab: Annotated[
+        int | None,
+        About(
+            Whole(0, optional=True),
+            "Draft only this many of the most frequent tokens. 0: the target's whole vocabulary.",
+            unset="16384 or 32768 for narrow targets, else 0",
+        ),
+    ] = None
+    own_embedding: Annotated[
+        bool | None,
+        About(Switch(optional=True), "Carry a copy of the target's embedding.", unset="off"),
+    ] = None
+    own_head: Annotated[
+        bool | None,
+        About(
+            Switch(optional=True),
+            "Carry a vocabulary head of its own, trained from a copy of the target's.",
+            unset="on with a reduced vocabulary",
+        ),
+    ] = None
+
+    steps: Annotated[
+        int | None, About(Whole(1, optional=True), "Steps to train.", unset="4 passes over the data")
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        About(Seconds(), "Train for this long, learning rate included; with --steps, to the first of both."),
+    ] = None
+    batch: Annotated[int, About(Whole(1), "Sequences in a step.")] = 32
+    width: Annotated[int, About(Whole(32), "Longest sequence, in tokens; longer ones are cut.")] = 448
+    anchors: Annotated[int, About(Whole(1, 4096), "Blocks trained in each sequence of a step.")] = 24
+    learning_rate: Annotated[
+        float | None,
+        About(
+            Number(0, 1, above=True, optional=True),
+            "Highest learning rate.",
+            unset="0.0015 * sqrt(576 / hidden width)",
+        ),
+    ] = None
+    warm_up: Annotated[float, About(Number(0, 1), "Share of the run in which the learning rate rises.")] = (
+        0.04
+    )
+    weight_decay: Annotated[float, About(Number(0, 1), "AdamW's weight decay.")] = 0.0
+    clip: Annotated[float, About(Number(0, 1000, above=True), "Largest norm of a gradient.")] = 1.0
+    cross_entropy_weight: Annotated[float, About(Number(0, 1000), "Weight of the cross-entropy.")] = 0.1
+    variation_weight: Annotated[float, About(Number(0, 1000), "Weight of the total variation.")] = 0.9
+    confidence_weight: Annotated[float, About(Number(0, 1000), "Weight of the confidence's loss.")] = 1.0
+    decay: Annotated[
+        float, About(Number(0, 1000, above=True), "A slot counts exp(-slot / this) in the loss.")
+    ] = 4.0
+    labels: Annotated[
+        Literal["soft", "hard"],
+        About(
+            Choice(("soft", "hard")),
+            "What the cross-entropy asks for: the target's distribution, or the token it took.",
+        ),
+    ] = "soft"
+    seed: Annotated[int, About(Whole(0, 2**63 - 1), "Fixes weights, batches and anchors.")] = 0
+    checkpoint_every: Annotated[int, About(Whole(1), "Steps between checkpoints.")] = 500
+    gradient_checkpointing: Annotated[bool, About(Switch(), "Compute layers twice to need less memory.")] = (
+        False
+    )
+    compile: Annotated[
+        bool | None,
+        About(
+            Switch(optional=True),
+            "Let MLX fuse the step; the first step of each width takes longer.",
+            unset="on with a GPU",
+        ),
+    ] = None
+    bits: Annotated[
+        int,
+        About(
+            Choice((0, 4, 8)),
+            "Store the drafter quantized to this many bits. 0: bfloat16, which others read.",
+        ),
+    ] = 0

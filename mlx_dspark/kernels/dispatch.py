@@ -33,7 +33,7 @@ class CpuWeightsReport:
     """How the CPU back end holds a model's weights, and why.
 
     choice      a name of CHOICES; None on any other device
-    reason      "measured", "remembered", "pinned", or why nothing was done
+    reason      "measured", "remembered", "pinned", or what kept it from being one of these
     timings     what the race measured, one per way; empty when pinned
     absent      (way, why it did not take part)
     left_stock  (module, why it keeps MLX's own way)
@@ -66,7 +66,7 @@ def install_cpu_weights(
     Replaces linear and embedding modules in place, with them the norms and rotations between, and turns what
     is left to float32: the model can no longer be saved. The race's timings are remembered in `cache_dir`.
     Does nothing unless MLX's default device is the CPU. Raises UsageError for a `choice` that does not exist
-    or cannot be had here.
+    or cannot be had here, as on another device.
     """
     if choice is not None and choice not in CHOICES:
         raise UsageError(
@@ -75,6 +75,12 @@ def install_cpu_weights(
             field="cpu_weights",
         )
     if mx.default_device() != mx.Device(mx.cpu):
+        if choice is not None:
+            raise UsageError(
+                f"cpu_weights is {choice!r}, and the device is not the CPU.",
+                "Leave it out.",
+                field="cpu_weights",
+            )
         return CpuWeightsReport(None, "the device is not the CPU")
     sources = {
         name: source for name, module in model.named_modules() if (source := Source.of(module)) is not None
@@ -132,8 +138,8 @@ def _race(
             progress("measuring how this processor multiplies the weights best")
         offered = {name: _holder(way) for name, way in ways.items()}
         timings = race.measure(sources, {STOCK: _stock, **offered})
-        memory.remember(key, timings)
-        reason = "measured"
+        obstacle = memory.remember(key, timings)
+        reason = f"measured, not remembered: {obstacle}" if obstacle else "measured"
     return race.fastest(timings, STOCK), reason, tuple(timings)
 
 

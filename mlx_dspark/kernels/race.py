@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -146,6 +148,10 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
+_DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+"""What reading a file raises that is not a memory of timings."""
+
+
 class RaceMemory:
     """Timings by race key in one JSON file, written whole and put in place."""
 
@@ -155,20 +161,31 @@ class RaceMemory:
     def recall(self, key: str, names: Collection[str]) -> list[Timing] | None:
         """The timings of the ways `names` remembered for `key`.
 
-        A file that does not hold what it should is renamed to `*.damaged`.
+        A file that does not hold what it should is renamed to `*.damaged`; one that cannot be read is none.
         """
-        if not self._file.exists():
-            return None
         try:
+            if not self._file.exists():
+                return None
             entry = self._entries().get(key)
             if entry is not None and {timing.name for timing in entry} != set(names):
                 raise ValueError(f"the entry {key} is not of {', '.join(names)}")
             return entry
-        except (ValueError, TypeError, KeyError, AttributeError):
-            self._file.replace(self._file.with_suffix(".json.damaged"))
+        except _DAMAGE:
+            with suppress(OSError):
+                self._file.replace(self._file.with_suffix(".json.damaged"))
+            return None
+        except OSError:
             return None
 
-    def remember(self, key: str, timings: Sequence[Timing]) -> None:
+    def remember(self, key: str, timings: Sequence[Timing]) -> str:
+        """Keep the timings of a model; why they could not be kept, or an empty string."""
+        try:
+            self._write(key, timings)
+        except (OSError, NotImplementedError, *_DAMAGE) as error:
+            return f"{self._file} cannot be written: {getattr(error, 'strerror', None) or error}"
+        return ""
+
+    def _write(self, key: str, timings: Sequence[Timing]) -> None:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self._file}.lock"):
             self.recall(key, [timing.name for timing in timings])
@@ -186,4 +203,6 @@ class RaceMemory:
 
 def _timing(raw: dict[str, Any]) -> Timing:
     numbers = {name: float(value) for name, value in raw.items() if name != "name"}
+    if not all(0 < number < math.inf for number in numbers.values()):
+        raise ValueError(f"the timing {raw} is not of times above 0")
     return Timing(str(raw["name"]), **numbers)

@@ -82,22 +82,27 @@ class ContextAttention(nn.Module):
         self, fused: mx.array, counts: Sequence[int], position: Sequence[int], rows: Sequence[ContextLayer]
     ) -> None:
         """Append to each row its share of `fused` `[sum of counts, hidden]`."""
-        keys, values = self._keys_values(fused[None])
+        keys, values = self.keys_values(fused[None])
         end = 0
         for count, at, row in zip(counts, position, rows, strict=True):
             begin, end = end, end + count
             row.append(self.rope(keys[:, :, begin:end], at), values[:, :, begin:end])
 
-    def __call__(self, x: mx.array, rows: Sequence[ContextLayer], position: int | mx.array) -> mx.array:
+    def __call__(
+        self, x: mx.array, rows: Sequence[ContextLayer] | Surroundings, position: int | mx.array
+    ) -> mx.array:
         """`[rows, block, hidden]` to the same; slot 0 of each row sits at `position`."""
         queries = self.rope(self.q_norm(self._heads(self.q_proj(x))), position)
-        keys, values = self._keys_values(x)
+        keys, values = self.keys_values(x)
         keys = self.rope(keys, position)
-        attended = [
-            self._attend(queries[r : r + 1], keys[r : r + 1], values[r : r + 1], row)
-            for r, row in enumerate(rows)
-        ]
-        joined = attended[0] if len(attended) == 1 else mx.concatenate(attended)
+        if callable(rows):
+            joined = rows(self, queries, keys, values)
+        else:
+            attended = [
+                self._attend(queries[r : r + 1], keys[r : r + 1], values[r : r + 1], row)
+                for r, row in enumerate(rows)
+            ]
+            joined = attended[0] if len(attended) == 1 else mx.concatenate(attended)
         return self.o_proj(joined.swapaxes(1, 2).flatten(2))
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, row: ContextLayer) -> mx.array:
@@ -105,7 +110,7 @@ class ContextAttention(nn.Module):
         keys, values = row.with_block(keys, values, self.span)
         return self.attention(queries, keys, values, self.scale, mask, None)
 
-    def _keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
+    def keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Keys, normed but not rotated, and values: `[rows, kv_heads, width, head_dim]`."""
         raw = self._heads(self.k_proj(x))
         values = raw if self.shape.values_from_keys else self._heads(self.v_proj(x))
@@ -115,6 +120,11 @@ class ContextAttention(nn.Module):
 
     def _heads(self, x: mx.array) -> mx.array:
         return x.reshape(*x.shape[:2], -1, self.shape.head_dim).swapaxes(1, 2)
+
+
+Surroundings = Callable[[ContextAttention, mx.array, mx.array, mx.array], mx.array]
+"""Attends a block's rotated queries, keys and values `[rows, heads, block, head_dim]` to the block and what
+is around it, in place of the contexts of running rows."""
 
 
 class GatedMLP(nn.Module):
@@ -142,7 +152,9 @@ class BlockLayer(nn.Module):
         self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
 
-    def __call__(self, h: mx.array, rows: Sequence[ContextLayer], position: int | mx.array) -> mx.array:
+    def __call__(
+        self, h: mx.array, rows: Sequence[ContextLayer] | Surroundings, position: int | mx.array
+    ) -> mx.array:
         h = h + self.self_attn(self.input_layernorm(h), rows, position)
         return h + self.mlp(self.post_attention_layernorm(h))
 

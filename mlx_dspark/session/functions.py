@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.chat.template import Prompt
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.knobs import Drafts, Kind, Whole
+from mlx_dspark.foundation.numbers import brief, is_finite
+from mlx_dspark.foundation.settings import GenerateSettings
 from mlx_dspark.session.pair import Parts, end_ids_of, lookup_drafter
 from mlx_dspark.session.result import Result
 
@@ -25,9 +28,18 @@ def speculative_generate(
 ) -> Result:
     """Answer with any drafter; the text is the target's own.
 
-    `max_draft_tokens`: None is derived, "auto" chosen each round, 0 the drafter's whole block, negative
-    numbers are refused. `options` are fields of GenerateSettings. Raises UsageError or RequestError.
+    `max_draft_tokens`: None is derived, "auto" chosen each round, 0 the drafter's whole block (plain decoding
+    is `greedy_generate`), negative numbers are refused, as is any value without a drafter. `options`
+    are fields of GenerateSettings. Raises UsageError or RequestError.
     """
+    _check_parts(target=target, tokenizer=tokenizer, drafter=drafter)
+    _check("max_draft_tokens", max_draft_tokens, Drafts(), _MAX_DRAFT_WANT)
+    if drafter is None and max_draft_tokens is not None:
+        raise UsageError(
+            f"max_draft_tokens is {brief(max_draft_tokens)}, and no drafter is given that would use it.",
+            "Leave it out, or give a drafter.",
+            field="max_draft_tokens",
+        )
     mode = _mode_of(drafter)
     parts = Parts(
         target, tokenizer, drafter, {}, frozenset(end_ids_of(tokenizer)), mode, "", max_draft_tokens
@@ -45,6 +57,7 @@ def dflash_generate(
     **options: Any,
 ) -> Result:
     """As `speculative_generate`, for a DFlash drafter; any other kind is refused."""
+    _check_parts(target=target, tokenizer=tokenizer, drafter=drafter)
     if _mode_of(drafter) != "dflash":
         raise UsageError(
             "drafter is not a DFlash drafter.", "Use speculative_generate, which takes any.", field="drafter"
@@ -60,12 +73,29 @@ def lookup_generate(
     prompt: Prompt,
     *,
     max_draft_tokens: MaxDraft = None,
-    lookup_max_draft: int = 6,
+    lookup_max_draft: int | None = None,
     lookup_long_draft: int = 32,
     **options: Any,
 ) -> Result:
-    """As `speculative_generate`, drafting text that repeats; needs no drafter."""
-    drafter = lookup_drafter(max_draft_tokens, base=lookup_max_draft, long_draft=lookup_long_draft)
+    """As `speculative_generate`, drafting text that repeats; needs no drafter.
+
+    A draft usually has `lookup_max_draft` tokens: 6, or the pinned `max_draft_tokens`, where it is None.
+    Where text is being copied it grows up to `lookup_long_draft`, as far as `max_draft_tokens` lets it.
+    """
+    from mlx_dspark.drafters.lookup import LONGEST_DRAFT
+
+    _check_parts(target=target, tokenizer=tokenizer, drafter=None)
+    _check("max_draft_tokens", max_draft_tokens, Drafts(), _MAX_DRAFT_WANT)
+    _check("lookup_max_draft", lookup_max_draft, Whole(1, LONGEST_DRAFT, optional=True))
+    _check("lookup_long_draft", lookup_long_draft, Whole(0, LONGEST_DRAFT))
+    pinned = max_draft_tokens if isinstance(max_draft_tokens, int) else 0
+    if pinned and lookup_max_draft not in (None, pinned):
+        raise UsageError(
+            f"lookup_max_draft is {lookup_max_draft}, and max_draft_tokens pins {pinned}.",
+            "Leave one of the two out.",
+            field="lookup_max_draft",
+        )
+    drafter = lookup_drafter(max_draft_tokens, base=lookup_max_draft or 6, long_draft=lookup_long_draft)
     drafter.bind(target)
     return speculative_generate(
         target, tokenizer, drafter, prompt, max_draft_tokens=max_draft_tokens, **options
@@ -73,8 +103,56 @@ def lookup_generate(
 
 
 def greedy_generate(target: Target, tokenizer: Any, prompt: Prompt, **options: Any) -> Result:
-    """Plain decoding, one token a round: what every other mode must equal. Options as above."""
+    """Plain decoding, one token a round: what every other mode must equal.
+
+    Options as above, without those of drafting and without a temperature above 0.
+    """
+    settings = options.get("settings")
+    given = isinstance(settings, GenerateSettings)
+    temperature = settings.temperature if given else options.get("temperature", 0.0)
+    if is_finite(temperature) and temperature > 0:
+        raise UsageError(
+            f"temperature is {brief(temperature)}, and greedy_generate draws no tokens.",
+            "Leave it out, or use speculative_generate with drafter None.",
+            field="temperature",
+        )
+    if "max_draft_tokens" in options:
+        raise UsageError(
+            "max_draft_tokens is given, and greedy_generate does not draft.",
+            "Leave it out, or use speculative_generate with a drafter.",
+            field="max_draft_tokens",
+        )
     return speculative_generate(target, tokenizer, None, prompt, **options)
+
+
+_PARTS = {
+    "target": (("spec", "new_rows", "forward"), "target that load_pair returned"),
+    "tokenizer": (("encode", "decode"), "tokenizer that load_pair returned"),
+    "drafter": (("sources", "new_rows", "propose"), "drafter that load_pair returned, or None"),
+}
+"""What each part must be able to do, and what to give instead of something that cannot."""
+
+
+def _check_parts(**parts: Any) -> None:
+    for name, part in parts.items():
+        needed, instead = _PARTS[name]
+        absent = not all(hasattr(part, each) for each in needed)
+        if absent and not (name == "drafter" and part is None):
+            raise UsageError(
+                f"{name} is {brief(part)}, and not a {name}.", f"Give the {instead}.", field=name
+            )
+
+
+_MAX_DRAFT_WANT = 'a positive number, 0 for the whole block, or "auto"'
+
+
+def _check(name: str, value: Any, kind: Kind, want: str = "") -> None:
+    if not kind.accepts(value):
+        raise UsageError(
+            f"{name} is {brief(value)}, which is not a value it takes.",
+            f"Give {want or kind.want}.",
+            field=name,
+        )
 
 
 def _mode_of(drafter: Drafter | None) -> str:

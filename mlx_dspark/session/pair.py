@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mlx_dspark.drafters.block import BlockDrafter
     from mlx_dspark.drafters.lookup import LookupDrafter
     from mlx_dspark.engine.caps import MaxDraft
+    from mlx_dspark.kernels.dispatch import CpuWeightsReport
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Parts:
     mode: str
     name: str = ""
     max_draft: MaxDraft = None
-    weights: str = ""
-    """How the weights are held, in words."""
+    weights: CpuWeightsReport | None = None
+    """How the weights are held, and why; None where nothing was placed."""
 
     def session(self) -> Session:
         """An engine around the parts, ready to answer."""
@@ -43,7 +44,13 @@ class Parts:
         sources = self.drafter.sources if self.drafter is not None else ()
         engine = Engine(self.target, self.drafter, cap=cap_policy(self.max_draft, sources))
         return Session(
-            engine, self.tokenizer, end_ids=self.end_ids, mode=self.mode, name=self.name, weights=self.weights
+            engine,
+            self.tokenizer,
+            end_ids=self.end_ids,
+            mode=self.mode,
+            name=self.name,
+            weights=self.weights,
+            context=self.target.spec.context,
         )
 
 
@@ -52,7 +59,7 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
     from mlx_dspark.catalog.checkpoint import load_checkpoint
     from mlx_dspark.catalog.progress import silent
     from mlx_dspark.catalog.resolve import resolve_model
-    from mlx_dspark.targets.load import load_target
+    from mlx_dspark.targets.load import load_target, refuse_untracked_states
 
     report = progress or silent
     drafting = drafting_mode(settings)
@@ -62,7 +69,7 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
         named, cache_dir=cache_dir, trust_remote_code=settings.trust_remote_code, progress=report
     )
     drafter, model, mode = _drafter(settings, drafting, report)
-    checkpoint = load_checkpoint(found, progress=report)
+    checkpoint = load_checkpoint(found, progress=report, accept=refuse_untracked_states)
     target = load_target(checkpoint, cpu_weights=settings.cpu_weights, cache_dir=cache_dir, progress=report)
     if drafter is not None:
         drafter.bind(target)
@@ -77,7 +84,7 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
         mode,
         checkpoint.name,
         settings.max_draft,
-        str(target.report or ""),
+        target.report,
     )
 
 
@@ -167,10 +174,10 @@ def lookup_drafter(
 
 def _model_drafter(settings: LoadSettings, progress: Progress) -> BlockDrafter:
     from mlx_dspark.catalog.progress import LoadProgress
-    from mlx_dspark.catalog.resolve import resolve_model
+    from mlx_dspark.catalog.resolve import resolve_drafter
     from mlx_dspark.drafters.load import load_drafter
 
-    found = resolve_model(str(settings.drafter), cache_dir=default_cache_dir(), progress=progress)
+    found = resolve_drafter(str(settings.drafter), progress=progress)
     progress(LoadProgress(f"reading drafter {found.name}"))
     return load_drafter(
         found.path,
@@ -200,9 +207,16 @@ def load_dflash_pair(
     **settings: Any,
 ) -> tuple[Target, Any, Drafter | None, dict[str, Any]]:
     """As `load_pair`, for a DFlash drafter; any other kind is refused."""
-    return load_pair(model, drafter, **{"mode": "dflash", **settings})
+    if "mode" in settings:
+        raise UsageError(
+            "mode is given, and load_dflash_pair loads a DFlash drafter only.",
+            "Leave it out, or use load_pair.",
+            field="mode",
+        )
+    return load_pair(model, drafter, mode="dflash", **settings)
 
 
 def end_ids_of(tokenizer: Any) -> Collection[int]:
-    """The end-of-sequence ids that a loaded tokenizer carries."""
-    return frozenset(tokenizer.eos_token_ids)
+    """The end-of-sequence ids that a loaded tokenizer carries: one, several or none."""
+    ids = getattr(tokenizer, "eos_token_ids", None)
+    return frozenset(() if ids is None else (ids,) if isinstance(ids, int) else ids)

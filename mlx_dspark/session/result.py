@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 from mlx_dspark.foundation.events import (
     Committed,
@@ -34,71 +34,106 @@ class SourceCount:
 
 @dataclass(frozen=True)
 class Result:
-    """One answer and how it came about. Times are seconds, rates are tokens a second.
+    """One answer and how it came about. What a field means stands beside it; `Result.meanings()` lists them.
 
-    `token_ids` are the committed tokens before the end-of-sequence id, which is in neither `text` nor
-    `token_ids`; tokens that spell a stop string are in `token_ids` but not in `text`. `num_rounds` counts
-    every forward of the target, prompt included, and `prefill_rounds` those that read the prompt.
-    `accept_lengths` has one entry for each round that verified at least one draft: the tokens it committed, 1
-    when no draft was accepted. `sources` says by name which drafters drafted. `cap` is the most drafts any
-    round was allowed; `parked_rounds` decoded plainly because drafting was losing time. `ttft_seconds` runs
-    to the first token, `prefill_seconds` to the end of the prompt; `decode_tokens_per_sec` leaves out the
-    first token and the time before it, `tokens_per_sec` counts everything.
+    Times are seconds, rates are tokens a second.
     """
 
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    mode: str
-    prompt_tokens: int
-    reused_tokens: int
-    num_rounds: int
-    prefill_rounds: int
-    parked_rounds: int
-    cap: int
-    drafted: int
-    accepted: int
-    accept_lengths: tuple[int, ...]
-    sources: Mapping[str, SourceCount]
-    seconds: float
-    prefill_seconds: float
-    ttft_seconds: float
-    decode_tokens_per_sec: float
-    logprobs: tuple[TokenLogprob, ...] | None
+    text: Annotated[str, "The answer, without the stop string or end of sequence that ended it."]
+    token_ids: Annotated[
+        tuple[int, ...],
+        "The committed tokens before the end-of-sequence id; tokens that spell a stop string are among them.",
+    ]
+    finish_reason: Annotated[
+        FinishReason,
+        "`stop`: an end-of-sequence id or a stop string; `length`: the token limit or a full context; "
+        "`cancelled`: by the caller.",
+    ]
+    context_full: Annotated[bool, "Whether prompt and answer fill the model's context, which ended the text."]
+    mode: Annotated[str, "Who drafted: `lookup`, `dspark`, `dflash`, or `baseline` for plain decoding."]
+    prompt_tokens: Annotated[int, "Tokens of the prompt, chat template included."]
+    reused_tokens: Annotated[int, "Prompt tokens that did not have to be read again."]
+    num_rounds: Annotated[int, "Forward passes of the target, those that read the prompt included."]
+    prefill_rounds: Annotated[int, "The rounds that read the prompt."]
+    parked_rounds: Annotated[int, "Rounds decoded plainly because drafting was losing time."]
+    cap: Annotated[int, "The most drafts that any round was allowed."]
+    drafted: Annotated[int, "Draft tokens verified."]
+    accepted: Annotated[int, "Draft tokens that the target agreed to."]
+    accept_lengths: Annotated[
+        tuple[int, ...],
+        "For each round that verified a draft, the tokens it committed, the target's own included: 1 when no "
+        "draft was accepted.",
+    ]
+    sources: Annotated[
+        Mapping[str, SourceCount],
+        "By name of drafter: `rounds` it drafted in, tokens `drafted`, tokens `accepted`.",
+    ]
+    seconds: Annotated[float, "Seconds from the request to the last token."]
+    prefill_seconds: Annotated[float, "Seconds to the end of the prompt."]
+    ttft_seconds: Annotated[float, "Seconds to the first token."]
+    decode_tokens_per_sec: Annotated[
+        float,
+        "Tokens of `token_ids` after the first round that gave any, for each second after it; 0 when there "
+        "is none.",
+    ]
+    logprobs: Annotated[
+        tuple[TokenLogprob, ...] | None,
+        "For each token its `token` id, its natural-log `logprob` and the likeliest tokens as `top`; "
+        "null unless asked for.",
+    ]
 
     @property
     def num_tokens(self) -> int:
+        """Length of `token_ids`."""
         return len(self.token_ids)
 
     @property
     def mean_accept_len(self) -> float:
-        """Mean of `accept_lengths`; 0.0 when no round verified a draft."""
+        """Mean of `accept_lengths`; 0 when no round verified a draft."""
         return sum(self.accept_lengths) / len(self.accept_lengths) if self.accept_lengths else 0.0
 
     @property
     def tokens_per_sec(self) -> float:
+        """All tokens over all seconds."""
         return self.num_tokens / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def prefill_tokens_per_sec(self) -> float:
+        """Prompt tokens read for each second of reading."""
         fresh = self.prompt_tokens - self.reused_tokens
         return fresh / self.prefill_seconds if self.prefill_seconds > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Every field and derived figure as JSON values."""
-        derived = ("num_tokens", "mean_accept_len", "tokens_per_sec", "prefill_tokens_per_sec")
-        return dataclasses.asdict(self) | {name: getattr(self, name) for name in derived}
+        return dataclasses.asdict(self) | {name: getattr(self, name) for name in _DERIVED}
 
     @classmethod
-    def fold(cls, events: Iterable[SessionEvent], *, mode: str = "", end_ids: Collection[int] = ()) -> Result:
-        """The result of a stream of events.
+    def meanings(cls) -> dict[str, str]:
+        """What each key of `to_dict` means, in its order."""
+        hints = get_type_hints(cls, include_extras=True)
+        stored = {field.name: hints[field.name].__metadata__[0] for field in dataclasses.fields(cls)}
+        return stored | {name: str(getattr(cls, name).__doc__) for name in _DERIVED}
+
+    @classmethod
+    def fold(
+        cls,
+        events: Iterable[SessionEvent],
+        *,
+        mode: str = "",
+        end_ids: Collection[int] = (),
+        context: int = 0,
+    ) -> Result:
+        """The result of a stream of events; `context` is the model's, in tokens, 0 where it is not known.
 
         A stream that breaks off before Finished folds to what it held, as `cancelled`.
         """
         folding = _Folding()
         for event in events:
             folding.take(event)
-        return folding.result(mode, end_ids)
+        return folding.result(mode, end_ids, context)
+
+
+_DERIVED = ("num_tokens", "mean_accept_len", "tokens_per_sec", "prefill_tokens_per_sec")
 
 
 @dataclass
@@ -129,16 +164,18 @@ class _Folding:
             case Finished():
                 self.reason = event.reason
 
-    def result(self, mode: str, end_ids: Collection[int]) -> Result:
-        ended_by_id = self.reason == "stop" and bool(self.tokens) and self.tokens[-1] in end_ids
+    def result(self, mode: str, end_ids: Collection[int], context: int) -> Result:
+        ended_by_id = bool(self.tokens) and self.tokens[-1] in end_ids
         kept = len(self.tokens) - ended_by_id
         verifying = [report for report in self.decoding if report.drafted]
+        prompt_tokens = self.started.prompt_tokens if self.started else 0
         return Result(
             text="".join(self.text),
             token_ids=tuple(self.tokens[:kept]),
             finish_reason=self.reason,
+            context_full=self.reason == "length" and 0 < context <= prompt_tokens + len(self.tokens),
             mode=mode,
-            prompt_tokens=self.started.prompt_tokens if self.started else 0,
+            prompt_tokens=prompt_tokens,
             reused_tokens=self.started.reused if self.started else 0,
             num_rounds=len(self.reading) + len(self.decoding),
             prefill_rounds=len(self.reading),
@@ -148,11 +185,11 @@ class _Folding:
             accepted=sum(report.accepted for report in verifying),
             accept_lengths=tuple(report.committed for report in verifying),
             sources=_sources(verifying),
-            logprobs=tuple(self.logprobs[:kept]) or None,
-            **self._times(),
+            logprobs=tuple(self.logprobs[:kept]) if self.logprobs else None,
+            **self._times(kept),
         )
 
-    def _times(self) -> dict[str, float]:
+    def _times(self, kept: int) -> dict[str, float]:
         """Seconds since the request was admitted, by the landing of its rounds."""
         if self.started is None or not (self.reading or self.decoding):
             return dict.fromkeys(("seconds", "prefill_seconds", "ttft_seconds", "decode_tokens_per_sec"), 0.0)
@@ -160,7 +197,9 @@ class _Folding:
         read_at = self.reading[-1].landed_at if self.reading else start
         first_at = self._first_token_at()
         last_at = (self.decoding or self.reading)[-1].landed_at
-        later = sum(report.committed for report in self.decoding if report.landed_at > first_at)
+        first = sum(report.committed for report in self.decoding if report.landed_at <= first_at)
+        first += sum(report.committed for report in self.reading)
+        later = max(0, kept - first)
         return {
             "seconds": last_at - start,
             "prefill_seconds": read_at - start,

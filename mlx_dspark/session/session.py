@@ -11,12 +11,14 @@ from mlx_dspark.chat.stops import TextStops
 from mlx_dspark.chat.template import Prompt, encode_prompt
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Started, Text
+from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
 from mlx_dspark.session.result import Result, SessionEvent
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import Progress
+    from mlx_dspark.kernels.dispatch import CpuWeightsReport
 
 
 class StreamsEvents(Protocol):
@@ -28,7 +30,8 @@ class StreamsEvents(Protocol):
 class Session:
     """One engine, its tokenizer and the ids that end a text.
 
-    `name` is the model's, `mode` says who drafts, `weights` how the weights are held.
+    `name` is the model's, `mode` says who drafts, `weights` how the weights are held and why, `context` the
+    most tokens prompt and answer may have together, 0 where that is not known.
     """
 
     def __init__(
@@ -39,7 +42,8 @@ class Session:
         end_ids: Collection[int],
         mode: str,
         name: str = "",
-        weights: str = "",
+        weights: CpuWeightsReport | None = None,
+        context: int = 0,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -47,6 +51,7 @@ class Session:
         self.mode = mode
         self.name = name
         self.weights = weights
+        self.context = context
         self._decoder = TextDecoder(tokenizer)
 
     def stream(
@@ -59,11 +64,23 @@ class Session:
     ) -> Iterator[SessionEvent]:
         """The answer as it is decided: the engine's events, with Text after the Committed that released it.
 
-        `settings`, or as `options` its fields. `cancelled` is asked between events; closing the iterator
-        cancels too. Raises UsageError or RequestError here, before anything runs.
+        `settings`, or as `options` its fields. `cancelled` is asked before each of the engine's events;
+        closing the iterator cancels too. Raises UsageError or RequestError here, before anything runs.
         """
         if settings is not None and options:
             raise UsageError("settings and options are both given.", "Give one of the two.", field="settings")
+        if not isinstance(settings, GenerateSettings | None):
+            raise UsageError(
+                f"settings is {brief(settings)}, and not GenerateSettings.",
+                "Give its fields by name instead, such as max_new_tokens=50.",
+                field="settings",
+            )
+        if not callable(cancelled):
+            raise UsageError(
+                f"cancelled is {brief(cancelled)}, which cannot be called.",
+                "Give a function that answers true or false, or leave it out.",
+                field="cancelled",
+            )
         settings = settings or GenerateSettings.of(options)
         ids = encode_prompt(
             self.tokenizer, prompt, system=settings.system, chat_template=settings.chat_template
@@ -78,7 +95,7 @@ class Session:
 
     def fold(self, events: Iterable[SessionEvent]) -> Result:
         """The result of a stream of this session."""
-        return Result.fold(events, mode=self.mode, end_ids=self.end_ids)
+        return Result.fold(events, mode=self.mode, end_ids=self.end_ids, context=self.context)
 
 
 def load(
@@ -86,11 +103,18 @@ def load(
 ) -> Session:
     """Load a model, and what drafts for it, into a session. Without a name: the default model.
 
-    `settings` are the fields of LoadSettings; `progress` is told what is being fetched and read. Raises
-    UsageError, LoadError or DownloadError naming the field or file at fault.
+    `settings` are the fields of LoadSettings; `progress` is told what is being fetched and read. Of the
+    environment only MLX_DSPARK_CACHE_DIR is read; the variables named after flags are the command line's.
+    Raises UsageError, LoadError or DownloadError naming the field or file at fault.
     """
     from mlx_dspark.session.pair import load_parts
 
+    if progress is not None and not callable(progress):
+        raise UsageError(
+            f"progress is {brief(progress)}, which cannot be called.",
+            "Give a function that takes a LoadProgress, or leave it out.",
+            field="progress",
+        )
     return load_parts(LoadSettings.of({"model": model, **settings}), progress).session()
 
 
@@ -99,7 +123,10 @@ def _with_text(
 ) -> Iterator[SessionEvent]:
     prompt_tokens = committed = 0
     try:
-        for event in events:
+        while not cancelled():
+            event = next(events, None)
+            if event is None:
+                break
             if isinstance(event, Finished) and (last := text.finish()):
                 yield Text(last)
             yield event
@@ -111,8 +138,6 @@ def _with_text(
                 committed += len(event.tokens)
                 if shown := text.take():
                     yield Text(shown)
-            if cancelled():
-                break
         if last := text.finish():
             yield Text(last)
         yield Finished("cancelled", prompt_tokens, committed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
@@ -54,11 +55,12 @@ def refuse_untracked_states(model: nn.Module, config: dict[str, Any]) -> None:
     """Raises UnsupportedModel when a layer's state is not a growing key/value cache."""
     kinds = {type(cache).__name__ for cache in make_prompt_cache(model)}
     if kinds != {KVCache.__name__}:
-        found = ", ".join(sorted(kinds))
+        found = ", ".join(sorted(kinds - {KVCache.__name__}))
+        kind = "sliding window" if "RotatingKVCache" in kinds else "recurrent or otherwise special"
         raise UnsupportedModel(
-            f"The model type {config.get('model_type')!r} keeps layer states ({found}) that this version "
+            f"This {config.get('model_type')} model has {kind} layers, whose state ({found}) this version "
             "cannot take back.",
-            "Choose a dense text model, such as a Llama or Qwen3.",
+            "Choose a model in which every layer attends to the whole text.",
             field="model_type",
         )
 
@@ -75,17 +77,30 @@ def target_of(
 
     `context` is the most tokens prompt and answer may have together; 0 reads `max_position_embeddings`.
     `weights` reports how the CPU back end holds them, when something was installed. Raises UnsupportedModel
-    when a layer's state is not a growing key/value cache.
+    when a layer's state is not a growing key/value cache or a width cannot be told, and
+    BadCheckpoint for weights that give no finite logits.
     """
     refuse_untracked_states(model, config)
-    settings = text_config(config)
+    settings, body = text_config(config), getattr(model, "model", None)
     spec = TargetSpec(
         architecture=str(settings.get("model_type", "")),
-        vocab=int(settings["vocab_size"]),
-        hidden=int(settings["hidden_size"]),
+        vocab=int(settings.get("vocab_size") or _width(model, "vocab_size", config)),
+        hidden=int(settings.get("hidden_size") or _width(body, "hidden_size", config)),
         layers=len(model.layers),  # type: ignore[attr-defined]
         context=context or int(settings.get("max_position_embeddings", 0)) or 1 << 20,
         name=name,
         lazy=weights is None or weights.choice in (None, STOCK),
     )
     return DenseTarget(model, spec, weights=weights)
+
+
+def _width(module: Any, name: str, config: dict[str, Any]) -> int:
+    """The width of what `module` gives for one token, where config.json does not tell it as `name`."""
+    out = module(mx.array([[0]])) if module is not None else None
+    if not isinstance(out, mx.array):
+        raise UnsupportedModel(
+            f"The config of this {config.get('model_type')} model has no {name}, and its layers do not tell.",
+            "Choose another model.",
+            field=name,
+        )
+    return out.shape[-1]

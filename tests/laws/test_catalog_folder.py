@@ -15,8 +15,9 @@ import pytest
 from mlx.utils import tree_flatten
 
 from mlx_dspark.catalog.checkpoint import UNBOUNDED_CONTEXT, Checkpoint, load_checkpoint
+from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.catalog.progress import LoadProgress
-from mlx_dspark.catalog.resolve import resolve_model
+from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
 from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, RemoteCodeRefused, UnsupportedModel
 from tests.tiny import save_tiny
 
@@ -61,7 +62,7 @@ def test_a_folder_loads_as_in_mlx_lm(tmp_path: Path, form: dict[str, Any]) -> No
         name: array.dtype for name, array in theirs.items()
     }
     assert checkpoint.context == 512
-    assert checkpoint.has_chat_template
+    assert checkpoint.tokenizer.has_chat_template
 
 
 @pytest.mark.parametrize(
@@ -202,10 +203,42 @@ def test_a_bad_folder_is_refused_by_name_with_a_next_step(tmp_path: Path, case: 
     assert "\n" not in str(refusal.value)
 
 
-def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused_with_an_example(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadCheckpoint, match="it holds nothing"):
+    with pytest.raises(BadCheckpoint, match="it holds nothing") as refusal:
         load(tmp_path / "empty")
+    assert "mlx-dspark export" in refusal.value.next_step
+
+
+def test_a_folder_of_a_gguf_file_leads_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "packed" / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(BadCheckpoint, match="has no config") as refusal:
+        load(tmp_path / "packed")
+    assert str(tmp_path / "packed" / "m.gguf") in refusal.value.next_step
+
+
+def test_a_config_that_is_a_folder_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").mkdir(parents=True)
+    with pytest.raises(BadCheckpoint, match=r"config.json is a folder"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize("read", [load, read_drafter, lambda folder: resolve_drafter(str(folder))])
+def test_a_folder_that_may_not_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object]
+) -> None:
+    folder, stat = save_tiny(tmp_path / "locked"), Path.stat
+
+    def refusing(path: Path, **options: Any) -> Any:
+        if path.is_relative_to(folder) and (path != folder or read is not load):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refusing)
+    with pytest.raises(BadCheckpoint, match=r"locked.* cannot be read: Permission denied") as refusal:
+        read(folder)
+    assert refusal.value.next_step
 
 
 CODE = "import mlx.nn as nn\nraise SystemExit('the folder ran code')\n"

@@ -96,7 +96,7 @@ def test_the_checkpoint_describes_the_file(tmp_path: Path) -> None:
     }
     assert checkpoint.context == 512
     assert checkpoint.eos_token_ids == {0, 2}
-    assert checkpoint.has_chat_template
+    assert checkpoint.tokenizer.has_chat_template
     floats = cast(dict[str, mx.array], tree_flatten(checkpoint.model.parameters(), destination={}))
     assert {array.dtype for array in floats.values()} == {mx.float32, mx.uint32}
 
@@ -131,9 +131,19 @@ def test_a_shortened_file_is_refused(tmp_path: Path, keep: int) -> None:
         open_gguf(tmp_path / "m.gguf")
 
 
+def test_a_shortened_file_says_what_is_missing(tmp_path: Path) -> None:
+    save_tiny_gguf(tmp_path / "m.gguf")
+    tensors = open_gguf(tmp_path / "m.gguf").tensors.values()
+    end = max(tensor.data_offset + tensor.n_bytes for tensor in tensors)
+    data = (tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "m.gguf").write_bytes(data[: end - 1])
+    with pytest.raises(BadCheckpoint, match=f"is cut short: {end - 1} bytes in place of {end}\\."):
+        open_gguf(tmp_path / "m.gguf")
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_text("this is not a model\n" * 50)
-    with pytest.raises(BadCheckpoint, match="not a readable GGUF file"):
+    with pytest.raises(BadCheckpoint, match="is not a GGUF file"):
         open_gguf(tmp_path / "m.gguf")
 
 

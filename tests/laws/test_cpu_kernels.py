@@ -377,7 +377,16 @@ def test_the_choice_is_measured_once_and_remembered(tmp_path: Path) -> None:
     assert str(first).startswith(f"weights: {first.choice} (measured; ")
 
 
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"%s": 3}', '{"%s": [{"name": "blocks"}]}', '{"%s": []}'])
+TIMING = '{"%s": [{"name": "stock", "plain_ms": VALUE, "verify_ms": 1, "prefill_ms": 1}]}'
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("", "{", "[]", '{"%s": 3}', '{"%s": [{"name": "blocks"}]}', '{"%s": []}', "[" * 200_000),
+        *(TIMING.replace("VALUE", value) for value in ("-1", "0", "NaN", "Infinity", "1" + "0" * 400)),
+    ],
+)
 def test_a_damaged_memory_is_set_aside_and_measured_anew(damage: str, tmp_path: Path) -> None:
     first = install_cpu_weights(tiny_quantized(), cache_dir=tmp_path)
     file = tmp_path / "cpu-weights.json"

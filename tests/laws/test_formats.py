@@ -240,7 +240,7 @@ def test_shards(save: Save, tmp_path: Path) -> None:
             {"quantization_config": {"quant_method": "modelopt"}},
             "quantized drafter (quantization_config: modelopt)",
         ),
-        ({"quantization": {"bits": 4, "group_size": 64}}, "quantized drafter"),
+        ({"quantization": {"bits": 4, "group_size": 16, "mode": "nvfp4"}}, "quantized drafter"),
         ({"dspark_layers": 2, "block_size": None}, "full model with an embedded drafter"),
         ({"architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
         ({"dflash_config": {"selector_rank": 8}}, "DFlash 2"),
@@ -271,8 +271,12 @@ def test_shards(save: Save, tmp_path: Path) -> None:
             "two packagings, deepspec and z-lab",
         ),
         (
-            {"architectures": ["LlamaForCausalLM"], "block_size": None},
+            {"architectures": ["OtherModel"], "block_size": None},
             "known drafter packaging (looked for archit",
+        ),
+        (
+            {"architectures": ["LlamaForCausalLM"], "block_size": None},
+            "is a language model (LlamaForCausalLM), not a drafter",
         ),
         ({"model_type": "llama"}, "model_type 'llama'"),
     ],
@@ -533,7 +537,7 @@ def test_truncated_files_are_named(keep: float, tmp_path: Path) -> None:
     data = path.read_bytes()
     end = int(keep * len(data)) if 0 < keep < 1 else int(keep)
     path.write_bytes(data[:end])
-    assert "model.safetensors is truncated" in refusal(BadCheckpoint, tmp_path)
+    assert "model.safetensors is cut short" in refusal(BadCheckpoint, tmp_path)
 
 
 def test_damaged_files_are_named(tmp_path: Path) -> None:

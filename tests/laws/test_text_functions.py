@@ -12,7 +12,8 @@ from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
 
-PROMPT = "the people of the time and the people of the time"
+PROMPT = "a" * 20
+"""The tiny model goes on in repetitions, so that lookup finds drafts."""
 OPTIONS = {"max_new_tokens": 24, "chat_template": False}
 
 
@@ -61,6 +62,9 @@ def test_speculative_text_is_plain_text(
     assert all(length >= 1 for length in result.accept_lengths)
     if max_draft_tokens == 2:
         assert result.cap <= 2
+    if max_draft_tokens in (0, 2):
+        assert result.drafted > 0
+        assert drafter == "dflash" or result.sources["lookup"].accepted > 0
 
 
 def test_dflash_functions_take_dflash_drafters_only(folder: Path, plain: mlx_dspark.Result) -> None:
@@ -78,6 +82,7 @@ def test_lookup_needs_no_drafter(folder: Path, plain: mlx_dspark.Result) -> None
     target, tokenizer, _, _ = mlx_dspark.load_pair(folder / "model", mode="baseline")
     result = mlx_dspark.lookup_generate(target, tokenizer, PROMPT, max_draft_tokens=0, **OPTIONS)
     assert (result.token_ids, result.mode) == (plain.token_ids, "lookup")
+    assert result.accepted > 0
 
 
 @pytest.mark.parametrize("wrong", [-1, "many", 1.5, True])

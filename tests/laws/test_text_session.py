@@ -156,8 +156,23 @@ def test_figures_of_a_scripted_answer() -> None:
     assert (result.drafted, result.accepted, result.mean_accept_len) == (4, 4, 3.0)
     assert result.sources == {"lookup": SourceCount(2, 4, 4)}
     assert (result.ttft_seconds, result.prefill_seconds, result.seconds) == (1.0, 1.0, 4.0)
-    assert (result.decode_tokens_per_sec, result.tokens_per_sec) == (7 / 3, 7 / 4)
+    assert (result.decode_tokens_per_sec, result.tokens_per_sec) == (6 / 3, 7 / 4)
     assert result.finish_reason == "stop"
+
+
+def test_an_answer_without_tokens_has_no_logprobs_but_was_asked_for_them() -> None:
+    result = _session([[END]]).generate("a", logprobs=0)
+    assert (result.token_ids, result.logprobs) == ((), ())
+
+
+@pytest.mark.parametrize("asked", range(6))
+def test_the_end_id_is_no_token_of_a_cancelled_answer(asked: int) -> None:
+    calls = itertools.count()
+    session = _session([_ids("ab"), [END]])
+    result = session.generate("a", cancelled=lambda: next(calls) >= asked)
+    assert END not in result.token_ids
+    assert result.num_tokens == (2 if asked > 2 else 0)
+    assert result.finish_reason == ("stop" if asked > 4 else "cancelled")
 
 
 def test_no_draft_means_no_accept_length() -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import mlx.core as mx
 
+from mlx_dspark.catalog.formats.packing import PackedWeights
 from mlx_dspark.foundation.errors import BadCheckpoint
 
 Shape = tuple[int, ...]
@@ -70,6 +71,7 @@ class DrafterCheckpoint:
     """A drafter as read from disk. `weights` are named as `drafter-formats` section 1.3 names them.
 
     `d2t` `[draft_vocab]` int32 belongs to a reduced draft vocabulary: draft id `j` is target id `j + d2t[j]`.
+    `packed` holds the matrices that are stored quantized, which `weights` has as plain, unevaluated ones.
     """
 
     packaging: str
@@ -77,6 +79,7 @@ class DrafterCheckpoint:
     weights: dict[str, mx.array]
     files: tuple[Path, ...]
     d2t: mx.array | None = None
+    packed: PackedWeights | None = None
 
 
 def backbone_tensors(config: DrafterConfig) -> dict[str, Shape]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,10 +38,10 @@ def claims(config: Fields) -> bool:
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
     weights = _without_prefix(weights)
-    translated = _translate(config, weights)
+    translated = translate(config, weights)
     d2t = _offsets(config, weights, translated)
     trained = {name: weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
-    check_tensors(trained, _expected(translated), config.file.parent)
+    check_tensors(trained, expected_tensors(translated), config.file.parent)
     return DrafterCheckpoint(PACKAGING, translated, trained, files, d2t)
 
 
@@ -51,7 +51,12 @@ def _without_prefix(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     return dict(weights)
 
 
-def _translate(config: Fields, weights: Mapping[str, mx.array]) -> DrafterConfig:
+def translate(config: Fields, weights: Iterable[str]) -> DrafterConfig:
+    """One head in numbers; `weights` names the tensors it has.
+
+    Raises BadCheckpoint or UnsupportedModel naming the key.
+    """
+    weights = frozenset(weights)
     config.require((*shared.BACKBONE_KEYS, *SLOT_KEYS))
     vocab = config.whole("vocab_size")
     layers = config.whole("num_hidden_layers", high=shared.MOST_LAYERS)
@@ -142,7 +147,7 @@ def _first_slot(config: Fields, block: int) -> int:
     return first
 
 
-def _heads(config: Fields, weights: Mapping[str, mx.array]) -> dict[str, Any]:
+def _heads(config: Fields, weights: Iterable[str]) -> dict[str, Any]:
     """Explicit keys bind; where the config is silent, the tensors that are there decide."""
     has_markov = any(name.startswith("markov_head.") for name in weights)
     has_confidence = any(name.startswith("confidence_head.") for name in weights)
@@ -193,7 +198,8 @@ def _bad_table(name: str, config: Fields, problem: str) -> None:
     )
 
 
-def _expected(config: DrafterConfig) -> dict[str, Shape]:
+def expected_tensors(config: DrafterConfig) -> dict[str, Shape]:
+    """Name and shape of every trained tensor."""
     expected = backbone_tensors(config)
     if config.own_embedding:
         expected["embed_tokens.weight"] = (config.vocab, config.hidden)

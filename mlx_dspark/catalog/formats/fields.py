@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mlx_dspark.foundation.errors import BadCheckpoint
+from mlx_dspark.foundation.numbers import brief, is_finite, is_whole
 
 HIGHEST = 2**31 - 1
+LEAST, MOST = 1e-12, 1e12
+"""Bounds of a number, far from where float32 arithmetic with it overflows."""
 
 
 def read_config(folder: Path) -> Fields:
@@ -22,7 +24,11 @@ def read_config(folder: Path) -> Fields:
         raise BadCheckpoint(
             f"{folder} holds no config.json.", "Give the folder of a complete drafter checkpoint."
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise BadCheckpoint(
+            f"{path} cannot be read: {error.strerror or error}.", "Check the path and its rights."
+        ) from error
+    except (ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{path} cannot be read: {error}.", "Download the drafter again.") from error
     if not isinstance(values, dict):
         raise BadCheckpoint(f"{path} does not hold a JSON object.", "Download the drafter again.")
@@ -47,7 +53,7 @@ class Fields:
     def bad(self, name: str, problem: str) -> NoReturn:
         """Raises BadCheckpoint about key `name`."""
         raise BadCheckpoint(
-            f"{name} in {self.file} {problem}.", "Correct the file or download the drafter again.", field=name
+            f"{name} in {self.file} {problem}.", "Correct the file, or download it again.", field=name
         )
 
     def require(self, names: Iterable[str]) -> None:
@@ -66,57 +72,57 @@ class Fields:
             return default
         self.require([name])
         value = self.values[name]
-        if not _is_whole(value):
-            self.bad(name, f"is {value!r}, not an integer")
+        if not is_whole(value):
+            self.bad(name, f"is {brief(value)}, not an integer")
         if not low <= value <= high:
-            self.bad(name, f"is {value}, outside {low} to {high}")
+            self.bad(name, f"is {brief(value)}, outside {low} to {high}")
         return value
 
-    def number(self, name: str, default: float, *, above: float = 0.0) -> float:
-        """A finite number above `above`."""
+    def number(
+        self, name: str, default: float, *, above: float = 0.0, low: float = LEAST, high: float = MOST
+    ) -> float:
+        """A finite number above `above`, and from `low` to `high`."""
         value = self.values.get(name, default)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            self.bad(name, f"is {value!r}, not a finite number")
+        if not is_finite(value):
+            self.bad(name, f"is {brief(value)}, not a finite number")
         if value <= above:
-            self.bad(name, f"is {value}, not above {above}")
+            self.bad(name, f"is {brief(value)}, not above {above:g}")
+        if not low <= value <= high:
+            self.bad(name, f"is {brief(value)}, outside {low:g} to {high:g}")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         """A true or a false."""
         value = self.values.get(name, default)
         if not isinstance(value, bool):
-            self.bad(name, f"is {value!r}, not true or false")
+            self.bad(name, f"is {brief(value)}, not true or false")
         return value
 
     def text(self, name: str, default: str) -> str:
         """A string."""
         value = self.values.get(name, default)
         if not isinstance(value, str):
-            self.bad(name, f"is {value!r}, not a string")
+            self.bad(name, f"is {brief(value)}, not a string")
         return value
 
     def wholes(self, name: str) -> tuple[int, ...]:
         """A list of integers, required and not empty."""
         self.require([name])
         value = self.values[name]
-        if not isinstance(value, list) or not value or not all(_is_whole(item) for item in value):
-            self.bad(name, f"is {value!r}, not a list of integers")
+        if not isinstance(value, list) or not value or not all(is_whole(item) for item in value):
+            self.bad(name, f"is {brief(value)}, not a list of integers")
         return tuple(value)
 
     def texts(self, name: str, default: Sequence[str] = ()) -> tuple[str, ...]:
         """A list of strings."""
         value = self.values.get(name, list(default))
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            self.bad(name, f"is {value!r}, not a list of strings")
+            self.bad(name, f"is {brief(value)}, not a list of strings")
         return tuple(value)
 
     def section(self, name: str) -> Fields:
         """A nested object; absent reads as empty."""
         value = self.values.get(name, {})
         if not isinstance(value, dict):
-            self.bad(name, f"is {value!r}, not an object")
+            self.bad(name, f"is {brief(value)}, not an object")
         return Fields(value, self.file)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

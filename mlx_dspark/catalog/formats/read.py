@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from mlx_dspark.catalog.formats import deepspec, zlab
+from mlx_dspark.catalog.formats import deepspec, packing, zlab
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.fields import Fields, read_config
 from mlx_dspark.catalog.formats.tensors import read_tensors
+from mlx_dspark.catalog.reading import reading
+from mlx_dspark.compat.mlx_lm_models import knows_model_type
 from mlx_dspark.foundation.errors import ModelNotFound, UnsupportedModel
 
 ADAPTERS = (deepspec, zlab)
+
+_WHOLE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
 OTHER_KINDS = ("eagle", "mtp", "laguna", "mimo", "muse_glimmer_assistant", "dfly", "medusa")
 """Other drafting methods, found in `architectures` or `model_type`."""
@@ -35,15 +40,36 @@ def read_drafter(folder: Path) -> DrafterCheckpoint:
 
     Raises ModelNotFound, BadCheckpoint or UnsupportedModel; each names the file, key or tensor.
     """
-    if not folder.exists():
-        raise ModelNotFound(f"There is no drafter at {folder}.", "Check the path.", field="drafter")
-    if _is_gguf(folder):
-        _refuse(folder, "a GGUF drafter")
-    config = read_config(folder)
+    with reading(folder):
+        if not folder.exists():
+            raise ModelNotFound(f"There is no drafter at {folder}.", "Check the path.", field="drafter")
+        if _is_gguf(folder):
+            _refuse(folder, "a GGUF file and no drafter folder")
+        config = read_config(folder)
+    _refuse_language_model(config)
     _refuse_other_packagings(config)
-    weights, files = read_tensors(folder)
+    stored = packing.declared(config)
+    weights, files = read_tensors(folder, packed=stored is not None)
+    packed = None
+    if stored is not None:
+        weights, packed = packing.unpacked(weights, stored, folder)
     _refuse_markov_hybrid(config, weights)
-    return _adapter(config).read(config, weights, files)
+    return replace(_adapter(config).read(config, weights, files), packed=packed)
+
+
+def _refuse_language_model(config: Fields) -> None:
+    """Ahead of every other check: its quantization or its draft-like keys are not what is wrong with it."""
+    if any(adapter.claims(config) for adapter in ADAPTERS) or "speculators_config" in config:
+        return
+    names = config.texts("architectures")
+    whole = [name for name in names if name.endswith(_WHOLE_MODELS) and "Draft" not in name]
+    kind = config.text("model_type", "")
+    if whole or (not names and kind and knows_model_type({"model_type": kind})):
+        raise UnsupportedModel(
+            f"{config.file.parent} is a language model ({', '.join(whole) or kind}), not a drafter.",
+            "Name it with --model, and a DSpark or DFlash drafter made for it with --drafter.",
+            field="drafter",
+        )
 
 
 def _is_gguf(path: Path) -> bool:
@@ -61,7 +87,7 @@ def _refuse_other_packagings(config: Fields) -> None:
         algorithm = config.text("speculators_model_type", speculators.text("algorithm", "unknown"))
         _refuse(where, f"a drafter in the speculators packaging (algorithm {algorithm!r})")
     for key in ("quantization", "quantization_config"):
-        if key in config:
+        if key in config and not (key == packing.KEY and packing.declared(config)):
             method = config.section(key).values.get("quant_method", "already quantized")
             _refuse(where, f"a quantized drafter ({key}: {method})", key)
     if any(key.startswith("dspark_") for key in config.values) and "block_size" not in config:

@@ -35,7 +35,7 @@ class RopeFields(NamedTuple):
 def theta_only(config: Fields, layer_types: Sequence[str]) -> RopeFields:
     """The base alone: a DeepSpec head inherits its target's config, whose scaling its rope ignores."""
     parameters = _of_layer_types(config, layer_types)
-    return RopeFields(parameters.number("rope_theta", config.number("rope_theta", DEFAULT_THETA)))
+    return RopeFields(_theta(parameters, config))
 
 
 def declared(config: Fields, layer_types: Sequence[str]) -> RopeFields:
@@ -43,7 +43,7 @@ def declared(config: Fields, layer_types: Sequence[str]) -> RopeFields:
     parameters = _of_layer_types(config, layer_types)
     if "rope_scaling" in config and not {"rope_type", "type"} & parameters.values.keys():
         parameters = Fields(parameters.values | config.section("rope_scaling").values, config.file)
-    theta = parameters.number("rope_theta", config.number("rope_theta", DEFAULT_THETA))
+    theta = _theta(parameters, config)
     kind = parameters.text("rope_type", parameters.text("type", "default"))
     return RopeFields(theta, kind, _options(parameters, kind, config))
 
@@ -51,13 +51,18 @@ def declared(config: Fields, layer_types: Sequence[str]) -> RopeFields:
 def gemma4(config: Fields) -> RopeFields:
     """The entry of the full-attention layers, which is the one the drafter was built with."""
     parameters = config.section("rope_parameters").section("full_attention")
-    theta = parameters.number("rope_theta", DEFAULT_THETA)
+    theta = parameters.number("rope_theta", DEFAULT_THETA, above=1.0)
     if not parameters.values:
         return RopeFields(theta, "proportional", {"partial_rotary_factor": 0.25})
     kind = parameters.text("rope_type", "default")
     if kind not in ("default", "proportional"):
         _refuse(kind, config)
     return RopeFields(theta, kind, _options(parameters, kind, config))
+
+
+def _theta(parameters: Fields, config: Fields) -> float:
+    """The base, whose logarithm divides: above 1."""
+    return parameters.number("rope_theta", config.number("rope_theta", DEFAULT_THETA, above=1.0), above=1.0)
 
 
 def _of_layer_types(config: Fields, layer_types: Sequence[str]) -> Fields:
@@ -84,7 +89,10 @@ def _options(parameters: Fields, kind: str, config: Fields) -> dict[str, float]:
         values.setdefault("original_max_position_embeddings", config.values["max_position_embeddings"])
     filled = Fields(values, config.file)
     filled.require(needed)
-    return {name: filled.number(name, 1.0) for name in (*needed, *optional) if name in filled}
+    options = {name: filled.number(name, 1.0) for name in (*needed, *optional) if name in filled}
+    if kind == "llama3" and options["high_freq_factor"] <= options["low_freq_factor"]:
+        filled.bad("high_freq_factor", f"is {options['high_freq_factor']:g}, not above low_freq_factor")
+    return options
 
 
 def _refuse(kind: str, config: Fields) -> None:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import json
-import math
-import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
 
 import mlx.core as mx
 
+from mlx_dspark.catalog.safetensors import read_header
 from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 FLOATS = frozenset({"F32", "F16", "BF16"})
-WIDTHS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U32": 4, "U8": 1, "I8": 1, "BOOL": 1}
-"""Bytes per element."""
 INDEX_TABLES = frozenset({"d2t", "t2d"})
 AGAIN = "Download the drafter again."
 
 
-def read_tensors(folder: Path) -> tuple[dict[str, mx.array], tuple[Path, ...]]:
+def read_tensors(folder: Path, *, packed: bool = False) -> tuple[dict[str, mx.array], tuple[Path, ...]]:
     """All tensors of the checkpoint in `folder`, and the files they came from.
 
     Raises BadCheckpoint for a missing, truncated or damaged file and for NaN or infinite weights, and
-    UnsupportedModel for weights that are not plain floating point.
+    UnsupportedModel for weights that are not plain floating point, or with `packed` U32.
     """
+    kinds = FLOATS | {"U32"} if packed else FLOATS
     weights: dict[str, mx.array] = {}
     files = _weight_files(folder)
     for path, listed in files.items():
-        names = _checked_names(path)
+        names = _checked_names(path, kinds)
         if lost := sorted(listed - names):
             raise BadCheckpoint(f"{path} lacks {', '.join(lost)}, which {INDEX} places there.", AGAIN)
         if twice := sorted(names & weights.keys()):
@@ -61,7 +58,7 @@ def _indexed_files(index: Path) -> dict[Path, set[str]]:
     try:
         placed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         entries = [(str(name), str(file)) for name, file in placed.items()]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadCheckpoint(f"{index} cannot be read as a weight index.", AGAIN) from error
     files: dict[Path, set[str]] = {}
     for name, file in entries:
@@ -71,53 +68,16 @@ def _indexed_files(index: Path) -> dict[Path, set[str]]:
     return files
 
 
-def _checked_names(path: Path) -> set[str]:
-    header = _header(path)
-    for name, entry in header.items():
-        if entry["dtype"] not in FLOATS and name.rsplit(".", 1)[-1] not in INDEX_TABLES:
+def _checked_names(path: Path, kinds: frozenset[str]) -> set[str]:
+    header = read_header(path, next_step=AGAIN)
+    for name, stored in header.items():
+        if stored.dtype not in kinds and name.rsplit(".", 1)[-1] not in INDEX_TABLES:
             raise UnsupportedModel(
-                f"{name} in {path} is stored as {entry['dtype']}, not as a plain floating-point tensor.",
+                f"{name} in {path} is stored as {stored.dtype}, not as a plain floating-point tensor.",
                 "Use the unquantized checkpoint (F32, F16 or BF16); it is quantized at load.",
                 field=name,
             )
     return set(header)
-
-
-def _header(path: Path) -> dict[str, dict[str, Any]]:
-    """The tensor table of a safetensors file: an 8-byte length, JSON of that length, then the data."""
-
-    def damaged(problem: str) -> NoReturn:
-        raise BadCheckpoint(f"{path} {problem}.", AGAIN)
-
-    try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
-            if not 0 < length <= size - 8:
-                damaged("is truncated: its header is incomplete")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        data_end = _data_size(header)
-    except FileNotFoundError:
-        damaged("is missing")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        damaged("has a damaged header")
-    if 8 + length + data_end != size:
-        damaged(f"is truncated or damaged: {size} bytes, and its header asks for {8 + length + data_end}")
-    return header
-
-
-def _data_size(header: Mapping[str, Any]) -> int:
-    """Bytes of data that the tensors take. Raises ValueError unless they lie end to end, each of its size."""
-    end = 0
-    for entry in sorted(header.values(), key=lambda entry: entry["data_offsets"]):
-        begin, stop = entry["data_offsets"]
-        width = WIDTHS.get(entry["dtype"])
-        if begin != end or stop < begin or (width and stop - begin != width * math.prod(entry["shape"])):
-            raise ValueError("tensors overlap, leave gaps or are of the wrong size")
-        end = stop
-    return end
 
 
 def _load(path: Path) -> dict[str, mx.array]:

@@ -79,8 +79,8 @@ def _translate(config: Fields) -> DrafterConfig:
         layer_windows=shared.windows(config, kinds),
         target_layers=target_layers,
         softcap=shared.softcap(config),
-        embedding_scale=config.number("input_embedding_scale", 1.0),
-        output_multiplier=config.number("output_multiplier", 1.0),
+        embedding_scale=config.number("input_embedding_scale", 1.0, low=1e-6, high=1e6),
+        output_multiplier=config.number("output_multiplier", 1.0, low=1e-6, high=1e6),
     )
 
 

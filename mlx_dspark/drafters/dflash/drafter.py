@@ -17,7 +17,7 @@ def build_model(checkpoint: DrafterCheckpoint, window: int) -> DFlashModel:
 class DFlashDrafter(BlockDrafter):
     """Slots do not depend on each other's drafts; slot 0 is the anchor's and predicts nothing."""
 
-    def _embed(self, tokens: mx.array) -> mx.array:
+    def embed_ids(self, tokens: mx.array) -> mx.array:
         rows = self.target.embed(tokens)
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_dspark.catalog.formats import DrafterConfig
 from mlx_dspark.drafters.dspark.heads import ConfidenceHead, markov_head
 from mlx_dspark.drafters.layers import attentions
-from mlx_dspark.nn.block import BlockBackbone, BlockLayer, ContextAttention
+from mlx_dspark.nn.block import BlockBackbone, BlockLayer, ContextAttention, Surroundings
 from mlx_dspark.nn.context import ContextLayer
 
 
@@ -25,7 +25,9 @@ class Gemma4Layer(BlockLayer):
         self.post_feedforward_layernorm = nn.RMSNorm(hidden, eps=eps)
         self.layer_scalar = mx.ones((1,))
 
-    def __call__(self, h: mx.array, rows: Sequence[ContextLayer], position: int | mx.array) -> mx.array:
+    def __call__(
+        self, h: mx.array, rows: Sequence[ContextLayer] | Surroundings, position: int | mx.array
+    ) -> mx.array:
         attended = self.self_attn(self.input_layernorm(h), rows, position)
         h = h + self.post_attention_layernorm(attended)
         widened = self.mlp(self.pre_feedforward_layernorm(h))

@@ -21,7 +21,7 @@ class DSparkDrafter(BlockDrafter):
 
     model: DSparkModel
 
-    def _embed(self, tokens: mx.array) -> mx.array:
+    def embed_ids(self, tokens: mx.array) -> mx.array:
         if not self.config.own_embedding:
             return self.target.embed(tokens)
         rows = self.model.embed_tokens(tokens)
@@ -30,12 +30,13 @@ class DSparkDrafter(BlockDrafter):
         return rows
 
     def _drafts(self, hidden: mx.array, anchors: mx.array, draw: Draw) -> Chain:
-        base = self._base_logits(hidden)
+        base = self.base_logits(hidden)
         if self.config.markov == "none":
-            return Chain(draw(0, base), base, base, self._confidence(hidden))
+            return Chain(draw(0, base), base, base, self.confidence_logits(hidden))
         return self._markov_chain(hidden, base, anchors, draw)
 
-    def _base_logits(self, hidden: mx.array) -> mx.array:
+    def base_logits(self, hidden: mx.array) -> mx.array:
+        """`[rows, width, hidden]` to logits over the draft vocabulary, without the Markov bias."""
         if self.config.own_head:
             logits = self.model.lm_head(hidden)
         elif self.config.tied:
@@ -57,10 +58,11 @@ class DSparkDrafter(BlockDrafter):
             token = draw(slot, logits[-1])
             tokens.append(token)
             embedded.append(previous)
-        confidence = self._confidence(hidden, mx.stack(embedded, axis=1))
+        confidence = self.confidence_logits(hidden, mx.stack(embedded, axis=1))
         return Chain(mx.concatenate(tokens, axis=1), base, mx.concatenate(logits, axis=1), confidence)
 
-    def _confidence(self, hidden: mx.array, previous: mx.array | None = None) -> mx.array | None:
+    def confidence_logits(self, hidden: mx.array, previous: mx.array | None = None) -> mx.array | None:
+        """`[rows, width]`, or None without a confidence head; `previous` are the embedded tokens before."""
         if not self.config.confidence:
             return None
         if self.config.confidence_with_markov and previous is not None:

@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx_dspark.contracts import Ask, Observation, Proposal, Source, Target
 from mlx_dspark.drafters.lookup.index import LONGEST_MATCH, NgramIndex
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.nn.probs import PointMass
 
 LONGEST_DRAFT = 64
@@ -77,7 +78,7 @@ class LookupDrafter:
         for field_name, value, least in (("max_draft", max_draft, 1), ("lookup_long_draft", long_draft, 0)):
             if not isinstance(value, int) or not least <= value <= LONGEST_DRAFT:
                 raise UsageError(
-                    f"{field_name} is {value!r}, which is out of range.",
+                    f"{field_name} is {brief(value)}, which is out of range.",
                     f"Give an integer from {least} to {LONGEST_DRAFT}.",
                     field=field_name,
                 )

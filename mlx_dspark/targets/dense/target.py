@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from mlx_dspark.contracts import Forward, Logits, TargetSpec
-from mlx_dspark.foundation.errors import UnsupportedModel
+from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
 from mlx_dspark.kernels.attention import cpu_attention, install_row_attention, stock_attention
 from mlx_dspark.kernels.dispatch import CpuWeightsReport
 from mlx_dspark.state.kv import KVState
@@ -41,6 +41,7 @@ class DenseTarget:
         with self._taps.recording((-1,)):
             logits = self.model(probe)
             entering = self._taps.features((-1,))
+        _refuse_not_finite(logits, spec)
         self._body, self._head = _split(self.model, probe, logits, spec.hidden)
         self._embed_scale = _embed_scale(self.model, probe, entering)
 
@@ -104,6 +105,15 @@ class DenseTarget:
         if head is None:
             raise _no_embedding(self.model)
         return head(hidden)
+
+
+def _refuse_not_finite(logits: mx.array, spec: TargetSpec) -> None:
+    """Minus infinity alone is no fault: it rules a token out."""
+    if mx.any(mx.isnan(logits) | mx.isposinf(logits)).item():
+        raise BadCheckpoint(
+            f"The weights of {spec.name or 'the model'} are damaged: its logits are NaN or infinite.",
+            "Fetch or copy the model again.",
+        )
 
 
 def _positions(values: mx.array, wanted: Logits | mx.array) -> mx.array | None:

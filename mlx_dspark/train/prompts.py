@@ -1,0 +1,133 @@
+"""Prompts to train on: read from files, or written by the target itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mlx_dspark.chat.template import Message, encode_text, has_template, render
+from mlx_dspark.foundation.errors import UsageError
+
+_SENTINEL = "USERTURN"
+FIELDS = ("prompt", "messages", "turns", "text")
+
+OPENERS = (
+    *(
+        "",
+        "",
+        "",
+        "",
+        "Write a",
+        "How do I",
+        "What is",
+        "What are",
+        "Explain",
+        "Can you",
+        "Give me",
+        "Create a",
+    ),
+    *("Solve", "Implement", "Write a Python function", "Describe", "Summarize", "Calculate", "A store", "If"),
+    *("Why", "Write an email", "Tell me", "Compare", "List", "Find", "Design", "Help me", "Write a story"),
+    *(
+        "Translate",
+        "Please",
+        "def",
+        "from typing import List",
+        "You are",
+        "Imagine",
+        "Who",
+        "When",
+        "A train",
+    ),
+    *("There are", "Let", "Suppose", "In the", "The following", "Rewrite", "Which", "Should I", "What would"),
+)
+"""How self-made user turns begin; the empty ones leave the first word to the target."""
+
+
+def read_prompts(path: Path) -> list[Any]:
+    """The prompts of a file: a JSON object a line, with one of FIELDS; or plain text, a prompt a paragraph.
+
+    Raises UsageError naming the file and line.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{path} cannot be read: {error}.", "Name a UTF-8 text file.", field="prompts"
+        ) from None
+    if path.suffix not in (".jsonl", ".json"):
+        found = [part.strip() for part in content.split("\n\n") if part.strip()]
+    else:
+        lines = [(n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()]
+        found = [_prompt_of(path, n, line) for n, line in lines]
+    if not found:
+        raise UsageError(f"{path} holds no prompt.", "Give a file with at least one.", field="prompts")
+    return found
+
+
+def _prompt_of(path: Path, number: int, line: str) -> Any:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        record = error
+    if not isinstance(record, dict) or not any(name in record for name in FIELDS):
+        raise UsageError(
+            f"{path} line {number} is not a JSON object with one of {', '.join(FIELDS)}.",
+            'Write one prompt a line, such as {"prompt": "..."}.',
+            field="prompts",
+        )
+    if "messages" in record:
+        return record["messages"]
+    if "prompt" in record or "text" in record:
+        return str(record.get("prompt", record.get("text")))
+    return str(record["turns"][0])
+
+
+class UserTurns:
+    """What stands around a user's turn in this model's template, so that the model can write the turn."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        if not has_template(tokenizer):
+            raise UsageError(
+                "The target has no chat template, so it cannot write user turns.",
+                "Give prompts with --prompts.",
+                field="self_prompts",
+            )
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": _SENTINEL}], add_generation_prompt=True, tokenize=False
+        )
+        before, found, after = text.partition(_SENTINEL)
+        if not found:
+            raise UsageError(
+                "The target's chat template does not show the user's text as it is.",
+                "Give prompts with --prompts.",
+                field="self_prompts",
+            )
+        self._before, self._after = before, after
+
+    def opened(self, opener: str) -> tuple[int, ...]:
+        """Ids of everything up to the user's text, and how that begins."""
+        return self._ids(self._before + opener)
+
+    @property
+    def closing(self) -> tuple[int, ...]:
+        """Ids of everything from the end of the user's text to where the answer begins."""
+        return self._ids(self._after)
+
+    def _ids(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+
+def encode(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
+    """Ids of a prompt from a file, through the model's template where it has one."""
+    if not has_template(tokenizer):
+        return encode_text(tokenizer, prompt if isinstance(prompt, str) else prompt[-1]["content"])
+    messages: Sequence[Message] = (
+        [Message("user", prompt)]
+        if isinstance(prompt, str)
+        else [Message(m["role"], m["content"]) for m in prompt]
+    )
+    return render(tokenizer, messages)

@@ -1,0 +1,226 @@
+"""One training step: the frozen target's features, the loss, its gradient, AdamW."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.optimizers as optim
+import numpy as np
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
+
+from mlx_dspark.drafters.dspark.drafter import DSparkDrafter, build_model
+from mlx_dspark.foundation.settings import TrainSettings
+from mlx_dspark.targets.dense.target import DenseTarget
+from mlx_dspark.train.batches import Batch
+from mlx_dspark.train.forward import block_states, head_logits, recomputed
+from mlx_dspark.train.loss import LossWeights, Sums, slot_terms, summed
+from mlx_dspark.train.start import Start
+from mlx_dspark.train.target import memory_bytes
+
+BETAS = (0.9, 0.95)
+LOGIT_SHARE = 1 / 32
+"""Of the memory, for the float32 logits of one chunk of blocks; several such arrays are alive at a time."""
+
+Parameters = dict[str, Any]
+
+
+class TeacherHead:
+    """The target's vocabulary head, in an order of the vocabulary that begins with the draft vocabulary.
+
+    `ids` are the target ids of a reduced draft vocabulary. The head's rows are then put in that order once,
+    which costs a dense copy of them and spares a gather over all logits at every step.
+    """
+
+    def __init__(self, target: DenseTarget, ids: mx.array | None) -> None:
+        self._target = target
+        self._rows = self._positions = None
+        if ids is None:
+            return
+        vocab, hidden = target.spec.vocab, target.spec.hidden
+        kept = np.array(ids)
+        order = mx.array(np.concatenate([kept, np.setdiff1d(np.arange(vocab), kept)]))
+        dtype = target.features(mx.array([[0]]), (-1,))[1].dtype
+        self._rows = mx.contiguous(target.unembed(mx.eye(hidden, dtype=dtype)).T[order])
+        self._positions = mx.argsort(order).astype(mx.int32)
+        mx.eval(self._rows, self._positions)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """`[..., hidden]` to `[..., vocab]`."""
+        return self._target.unembed(hidden) if self._rows is None else hidden @ self._rows.T
+
+    def positions(self, tokens: mx.array) -> mx.array:
+        """Where target ids stand in the order."""
+        return tokens if self._positions is None else self._positions[tokens]
+
+
+class Trainee:
+    """A drafter in training: float32 master weights, optimizer state, the drafter that computes with them.
+
+    The drafter computes in `dtype`: float32 on the CPU, else bfloat16. Its tables that are copies of the
+    target's embedding stay as they are, as DeepSpec keeps them.
+    """
+
+    def __init__(self, start: Start, target: DenseTarget, settings: TrainSettings) -> None:
+        on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        self.dtype = mx.float32 if on_cpu else mx.bfloat16
+        self.config = start.checkpoint.config
+        self.target = target
+        model = build_model(start.checkpoint, window=0)
+        model.load_weights(list(start.checkpoint.weights.items()))
+        self.drafter = DSparkDrafter(self.config, model, self.dtype, d2t=start.checkpoint.d2t)
+        self.drafter.bind(target)
+        if self.config.own_embedding:
+            model.embed_tokens.freeze()
+            model.embed_tokens.weight = model.embed_tokens.weight.astype(self.dtype)
+        self.parameters: Parameters = model.trainable_parameters()
+        self.optimizer = optim.AdamW(
+            settings.learning_rate or 0.0,
+            betas=list(BETAS),
+            weight_decay=settings.weight_decay,
+            bias_correction=True,
+        )
+        self.optimizer.init(self.parameters)
+        self._teacher = TeacherHead(target, self.drafter.vocab.ids)
+        self.loss_weights = LossWeights(
+            settings.cross_entropy_weight,
+            settings.variation_weight,
+            settings.confidence_weight if self.config.confidence else 0.0,
+            settings.decay,
+            hard=settings.labels == "hard",
+        )
+        self._clip = settings.clip
+        self._recompute = settings.gradient_checkpointing
+        self._chunk = _chunk_blocks(self.config.max_draft, self.config.vocab + self.config.draft_vocab)
+        fused = settings.compile if settings.compile is not None else not on_cpu
+        self._update = mx.compile(self._updated) if fused else self._updated
+        self._measure = mx.compile(self._measured) if fused else self._measured
+
+    def features(self, tokens: mx.array) -> tuple[mx.array, mx.array]:
+        """What the target gives for `tokens` `[rows, width]`: tapped features, and what its head reads."""
+        return self.target.features(tokens, self.config.taps)
+
+    def step(self, batch: Batch, learning_rate: float) -> Sums:
+        """Change the weights by one step, without waiting for it; returns what the batch gave before."""
+        tokens, lengths, anchors = (mx.array(part) for part in batch)
+        state = (self.parameters, self.optimizer.state, mx.array(learning_rate))
+        self.parameters, self.optimizer.state, sums = self._update(
+            *state, *self.features(tokens), tokens, lengths, anchors
+        )
+        mx.async_eval(self.parameters, self.optimizer.state, sums)
+        return Sums(*sums)
+
+    def measure(self, batch: Batch) -> Sums:
+        """What the batch gives with the weights as they are."""
+        tokens, lengths, anchors = (mx.array(part) for part in batch)
+        sums = self._measure(self.parameters, *self.features(tokens), tokens, lengths, anchors)
+        mx.eval(sums)
+        return Sums(*sums)
+
+    def weights(self) -> dict[str, mx.array]:
+        """Every weight by its name in files, float32 but for a copied embedding."""
+        flat = cast(dict[str, mx.array], tree_flatten(self.parameters, destination={}))
+        if self.config.own_embedding:
+            flat["embed_tokens.weight"] = self.drafter.model.embed_tokens.weight
+        return flat
+
+    def optimizer_state(self) -> dict[str, mx.array]:
+        """The optimizer's state, flat."""
+        return cast(dict[str, mx.array], tree_flatten(self.optimizer.state, destination={}))
+
+    def restore(self, weights: dict[str, mx.array], optimizer_state: dict[str, mx.array]) -> None:
+        """Go on from what `weights` and `optimizer_state` returned."""
+        self.parameters = _refilled(self.parameters, weights)
+        self.optimizer.state = _refilled(self.optimizer.state, optimizer_state)
+
+    def place_weights(self) -> DSparkDrafter:
+        """The drafter with the weights as they are now."""
+        self._place(self.parameters)
+        return self.drafter
+
+    def _updated(
+        self,
+        parameters: Parameters,
+        optimizer_state: dict[str, Any],
+        learning_rate: mx.array,
+        *data: mx.array,
+    ) -> tuple[Parameters, dict[str, Any], tuple[mx.array, ...]]:
+        def objective(parameters: Parameters) -> tuple[mx.array, tuple[mx.array, ...]]:
+            sums = self._sums(parameters, *data)
+            return sums.loss(self.loss_weights), tuple(sums)
+
+        (_, sums), gradients = mx.value_and_grad(objective)(parameters)
+        gradients, _ = optim.clip_grad_norm(gradients, self._clip)
+        self.optimizer.state = optimizer_state
+        self.optimizer.learning_rate = learning_rate
+        parameters = self.optimizer.apply_gradients(gradients, parameters)
+        return parameters, self.optimizer.state, sums
+
+    def _measured(self, parameters: Parameters, *data: mx.array) -> tuple[mx.array, ...]:
+        return tuple(self._sums(parameters, *data))
+
+    def _sums(
+        self,
+        parameters: Parameters,
+        features: mx.array,
+        hidden: mx.array,
+        tokens: mx.array,
+        lengths: mx.array,
+        anchors: mx.array,
+    ) -> Sums:
+        """The loss's parts over all blocks, chunk by chunk."""
+        self._place(parameters)
+        states = block_states(self.drafter, features, tokens, anchors, recompute=self._recompute)
+        states = states[:, self.config.first_slot :]
+        at = anchors.reshape(-1, 1) + mx.arange(self.config.max_draft)
+        rows = mx.repeat(mx.arange(tokens.shape[0]), anchors.shape[1])[:, None]
+        last = tokens.shape[1] - 1
+        here, there = mx.minimum(at, last), mx.minimum(at + 1, last)
+        valid = at + 1 < mx.repeat(lengths, anchors.shape[1])[:, None]
+        given = (hidden[rows, here], tokens[rows, here], tokens[rows, there], valid)
+        if states.shape[0] <= self._chunk:
+            return self._chunk_sums(states, *given)
+        total: Sums | None = None
+        for begin in range(0, states.shape[0], self._chunk):
+            sums = self._spared_sums(*(part[begin : begin + self._chunk] for part in (states, *given)))
+            total = sums if total is None else total.plus(sums)
+        assert total is not None
+        return total
+
+    def _spared_sums(self, states: mx.array, *given: mx.array) -> Sums:
+        """As `_chunk_sums`, which it computes again for the gradient in place of keeping the logits."""
+        return Sums(
+            *recomputed(self._heads(), lambda states: tuple(self._chunk_sums(states, *given)))(states)
+        )
+
+    def _chunk_sums(
+        self, states: mx.array, hidden: mx.array, previous: mx.array, true: mx.array, valid: mx.array
+    ) -> Sums:
+        logits, confidence = head_logits(self.drafter, states, previous)
+        slots = slot_terms(
+            logits,
+            confidence,
+            self._teacher.logits(hidden),
+            self._teacher.positions(true),
+            hard=self.loss_weights.hard,
+        )
+        return summed(slots, valid, self.loss_weights.decay)
+
+    def _heads(self) -> list[Any]:
+        model = self.drafter.model
+        names = ("lm_head", "markov_head", "confidence_head")
+        return [model[name] for name in names if name in model]
+
+    def _place(self, parameters: Parameters) -> None:
+        self.drafter.model.update(tree_map(lambda weight: weight.astype(self.dtype), parameters))
+
+
+def _refilled(tree: dict[str, Any], arrays: dict[str, mx.array]) -> dict[str, Any]:
+    """`tree` with other arrays in the same order, in which the gradient's norm is summed."""
+    names = [name for name, _ in cast(list[tuple[str, mx.array]], tree_flatten(tree))]
+    return cast(dict[str, Any], tree_unflatten([(name, arrays[name]) for name in names]))
+
+
+def _chunk_blocks(width: int, logits: int) -> int:
+    """Blocks whose draft and target logits, `logits` a slot together, fit the share of memory."""
+    return max(1, int(LOGIT_SHARE * memory_bytes() / (4 * width * logits)))

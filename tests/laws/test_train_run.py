@@ -1,0 +1,312 @@
+"""Laws of the pipeline: what it writes loads and drafts; what cannot work is refused before it begins."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from filelock import FileLock
+
+from mlx_dspark.catalog.formats import DrafterCheckpoint, read_drafter
+from mlx_dspark.cli.main import run as command_line
+from mlx_dspark.contracts import Observation
+from mlx_dspark.drafters.load import load_drafter
+from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError, UnsupportedModel, UsageError
+from mlx_dspark.foundation.settings import TrainSettings
+from mlx_dspark.session import load
+from mlx_dspark.targets.load import target_of
+from mlx_dspark.train import run as run_module
+from mlx_dspark.train.checkpoint import checkpoints
+from mlx_dspark.train.export import export_drafter
+from mlx_dspark.train.folder import RunFolder
+from mlx_dspark.train.progress import CheckpointSaved, TrainProgress
+from mlx_dspark.train.run import PipelineEvent, run_training
+from tests.tiny import save_tiny, tiny_config, tiny_llama
+from tests.tiny_drafters import save_tiny_dspark
+
+PROMPTS = [f"Say the word {i}" for i in range(60)]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("target") / "tiny", num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "words.txt"
+    path.write_text("\n\n".join(PROMPTS), encoding="utf-8")
+    return path
+
+
+def settings(target: Path, prompts: Path, output: Path, **given: Any) -> TrainSettings:
+    """Six quick steps."""
+    small = {"steps": 6, "batch": 4, "width": 64, "anchors": 3, "checkpoint_every": 4, "draft_vocab": 128}
+    small |= {"answer_tokens": 24, "data_rows": 64, "markov_rank": 64, "held_out_prompts": 0}
+    named = {"target": str(target), "output": str(output), "prompts": str(prompts)}
+    return TrainSettings.of(named | small | given)
+
+
+def test_the_whole_pipeline(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Answers, steps, checkpoints, a drafter that loads, its card, and figures of the real engine."""
+    events: list[PipelineEvent] = []
+    asked = settings(
+        target,
+        prompts,
+        tmp_path / "out",
+        bits=4,
+        held_out=str(prompts),
+        held_out_prompts=3,
+        held_out_tokens=12,
+    )
+    outcome = run_training(asked, emit=events.append)
+    assert outcome.finished.reason == "steps"
+    assert [event.step for event in events if isinstance(event, CheckpointSaved)] == [4, 6]
+    assert sum(len(event.losses) for event in events if isinstance(event, TrainProgress)) == 6
+    assert outcome.evaluation is not None
+    assert {each.content for each in outcome.evaluation.accepted} == {"words"}
+    assert all(1 <= each.length <= 8 for each in outcome.evaluation.accepted)
+    assert outcome.evaluation.calibration is not None
+    assert "plain decoding" in outcome.evaluation.verdict
+    card = (outcome.folder / "README.md").read_text(encoding="utf-8")
+    assert "words.txt" in card
+    assert outcome.evaluation.verdict in card
+    logged = (outcome.folder / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["event"] for line in logged][-1] == "TrainFinished"
+    session = load(target, drafter=outcome.folder, max_draft=0, lookup_drafts=False)
+    plain = load(target, mode="baseline")
+    options = {"max_new_tokens": 16, "chat_template": False}
+    assert session.generate("Say", **options).token_ids == plain.generate("Say", **options).token_ids
+    assert session.generate("Say", **options).sources["dspark"].rounds
+
+
+def test_the_command_goes_on_where_it_was_stopped(
+    target: Path,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An interrupt saves and exits with 130; the same command then ends as an uninterrupted one."""
+    flags = (
+        "--steps 6 --batch 4 --width 64 --anchors 3 --draft-vocab 128 --answer-tokens 24 --held-out-prompts 0"
+    )
+
+    def command(output: str) -> int:
+        named = ["--target", str(target), "--prompts", str(prompts), "--output", str(tmp_path / output)]
+        return command_line(["train", *named, *flags.split()])
+
+    assert command("whole") == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "interrupts", stopping_after(2))
+        assert command("parts") == 130
+    assert "goes on from here" in capsys.readouterr().err
+    assert not (tmp_path / "parts" / "model.safetensors").exists()
+    assert command("parts") == 0
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "parts")]
+    assert weights[0] == weights[1]
+    err = capsys.readouterr().err
+    assert "from step 2" in err
+    assert "--drafter" in err
+
+
+def stopping_after(steps: int) -> Callable[[], Any]:
+    """Stands for Ctrl-C after so many steps."""
+
+    @contextmanager
+    def interrupts() -> Iterator[Callable[[], bool]]:
+        asked = iter(range(1000))
+        yield lambda: next(asked) >= steps
+
+    return interrupts
+
+
+def test_a_warm_start_keeps_shape_and_weights(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Training further what an earlier run wrote; with no learning to speak of it stays what it was."""
+    first = run_training(settings(target, prompts, tmp_path / "first"))
+    further = TrainSettings.of(
+        {
+            **{"target": str(target), "output": str(tmp_path / "further"), "warm_start": str(first.folder)},
+            **{"data": str(first.folder / "run" / "data"), "steps": 1, "batch": 4, "width": 64, "anchors": 3},
+            **{"learning_rate": 1e-9, "held_out_prompts": 0},
+        }
+    )
+    second = run_training(further)
+    old, new = read_drafter(first.folder), read_drafter(second.folder)
+    assert new.config == old.config
+    assert all(bool(mx.allclose(new.weights[n], w, atol=1e-3).item()) for n, w in old.weights.items())
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "no output": ({"output": None}, "output"),
+    "nothing to answer": ({"prompts": ()}, "prompts"),
+    "absent prompts": ({"prompts": "no such file.jsonl"}, "prompts"),
+    "too wide": ({"width": 4096}, "width"),
+    "too many tokens": ({"draft_vocab": 5000}, "draft_vocab"),
+    "borrowed reduced head": ({"own_head": False}, "draft_vocab"),
+    "rank of no head": ({"markov": "none"}, "markov_rank"),
+    "taps beyond": ({"taps": (0, 9)}, "taps"),
+    "shape of another": ({"warm_start": "somewhere"}, "markov_rank"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_settings_are_refused(case: str, target: Path, prompts: Path, tmp_path: Path) -> None:
+    given, field = BAD[case]
+    asked = {
+        k.name: getattr(settings(target, prompts, tmp_path / "out"), k.name) for k in TrainSettings.knobs()
+    }
+    with pytest.raises(UsageError) as refusal:
+        run_training(TrainSettings.of(asked | given))
+    assert refusal.value.field == field
+    assert refusal.value.next_step
+    assert not (tmp_path / "out" / "run" / "data").exists()
+
+
+def test_a_folder_that_is_not_ours_is_refused(target: Path, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(UsageError, match="was not written by train"):
+        run_training(settings(target, prompts, tmp_path))
+
+
+def test_a_folder_in_use_is_refused(target: Path, prompts: Path, tmp_path: Path) -> None:
+    (tmp_path / "out" / "run").mkdir(parents=True)
+    with FileLock(tmp_path / "out" / "run" / "lock"), pytest.raises(UsageError, match="in use"):
+        run_training(settings(target, prompts, tmp_path / "out"))
+
+
+def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "out")
+    with folder.claimed({"batch": 4, "taps": (0, 1)}):
+        pass
+    with folder.claimed({"batch": 4, "taps": (0, 1)}):
+        pass
+    with pytest.raises(UsageError, match="begun with 4") as refusal, folder.claimed({"batch": 8}):
+        pass
+    assert refusal.value.field == "batch"
+
+
+def test_a_full_disk_is_refused(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=10_000))
+    with pytest.raises(UsageError, match="has room for") as refusal:
+        run_training(settings(target, prompts, tmp_path / "out"))
+    assert refusal.value.field == "output"
+    assert not checkpoints(tmp_path / "out" / "run" / "checkpoints")
+
+
+def test_a_target_without_a_head_of_its_own_is_refused() -> None:
+    """Its output is more than its head applied to what enters it, so there is nothing to learn from."""
+
+    class Capped(nn.Module):
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner, self.model, self.lm_head = [inner], inner.model, inner.lm_head
+
+        @property
+        def layers(self) -> Any:
+            return self.model.layers
+
+        def __call__(self, tokens: mx.array, cache: Any = None) -> mx.array:
+            return mx.tanh(self.inner[0](tokens, cache=cache))
+
+    target = target_of(Capped(tiny_llama()), tiny_config())
+    with pytest.raises(UnsupportedModel, match="cannot be trained") as refusal:
+        target.features(mx.array([[1, 2]]), (0,))
+    assert refusal.value.field == "target"
+
+
+def drafts(folder: Path, bits: int) -> mx.array:
+    """Logits of one block after three random positions."""
+    drafter = load_drafter(folder, quantize_bits=bits, dtype=mx.float32)
+    drafter.bind(target_of(tiny_llama(), tiny_config()))
+    features = mx.random.normal((1, 3, 2 * 64), key=mx.random.key(3))
+    rows = drafter.new_rows(1)
+    drafter.observe(rows, Observation([[4, 5, 6]], features, [0], [0]))
+    return drafter.trace(rows, [7]).chain.logits
+
+
+def exported(tmp_path: Path, bits: int, **given: Any) -> Path:
+    source = save_tiny_dspark(tmp_path / "source", **given)
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    weights = mx.load(str(source / "model.safetensors"))
+    assert isinstance(weights, dict)
+    return export_drafter(tmp_path / "exported", config, weights, bits=bits)
+
+
+def plain_copy(checkpoint: DrafterCheckpoint, weights: dict[str, mx.array], source: Path, copy: Path) -> Path:
+    """The drafter of `source` with these weights, nothing packed."""
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config.pop("quantization")
+    offsets = {} if checkpoint.d2t is None else {"d2t": checkpoint.d2t}
+    copy.mkdir()
+    mx.save_safetensors(str(copy / "model.safetensors"), weights | offsets)
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return copy
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"draft_vocab": 96}, {"markov": "rnn"}], ids=["plain", "reduced", "rnn"]
+)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_packed_drafter_is_what_its_numbers_say(bits: int, given: dict[str, Any], tmp_path: Path) -> None:
+    """Taken as it is stored, or repacked at load to the bits asked for."""
+    folder, other = exported(tmp_path, bits, **given), 12 - bits
+    checkpoint = read_drafter(folder)
+    assert checkpoint.packed is not None
+    assert checkpoint.packed.packing.bits == bits
+    exact = {name: weight.astype(mx.float32) for name, weight in checkpoint.weights.items()}
+    for name, (weight, scales, biases) in checkpoint.packed.matrices.items():
+        wide = (scales.astype(mx.float32), biases.astype(mx.float32))
+        exact[f"{name}.weight"] = mx.dequantize(weight, *wide, group_size=64, bits=bits)
+    unpacked = plain_copy(checkpoint, exact, folder, tmp_path / "exact")
+    for asked in (0, bits):
+        assert mx.allclose(drafts(folder, asked), drafts(unpacked, 0), atol=1e-4, rtol=1e-4)
+    rounded = plain_copy(checkpoint, checkpoint.weights, folder, tmp_path / "rounded")
+    assert mx.array_equal(drafts(folder, other), drafts(rounded, other))
+    before = (tmp_path / "source" / "model.safetensors").stat().st_size
+    assert (folder / "model.safetensors").stat().st_size < before * bits / 16
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any], dict[str, mx.array]], Any]] = {
+    "scales gone": lambda _, w: w.pop("fc.scales"),
+    "biases gone": lambda _, w: w.pop("fc.biases"),
+    "weight gone": lambda _, w: w.pop("fc.weight"),
+    "scales cut": lambda _, w: w.update({"fc.scales": w["fc.scales"][:, :1]}),
+    "rows gone": lambda _, w: w.update({n: w[n][:8] for n in ("fc.weight", "fc.scales", "fc.biases")}),
+    "bits lie": lambda c, _: c["quantization"].update(bits=8),
+    "group lies": lambda c, _: c["quantization"].update(group_size=32),
+    "nothing packed": lambda _, w: [w.pop(n) for n in list(w) if n.endswith(("scales", "biases"))],
+    "undeclared": lambda c, _: c.pop("quantization"),
+    "another mode": lambda c, _: c["quantization"].update(mode="mxfp4"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_packed_drafter_is_refused(damage: str, tmp_path: Path) -> None:
+    folder = exported(tmp_path, 4)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    mx.eval(weights)
+    DAMAGE[damage](config, weights)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises((BadCheckpoint, UnsupportedModel)) as refusal:
+        load_drafter(folder)
+    assert isinstance(refusal.value, DsparkError)
+    assert refusal.value.next_step
