@@ -45,7 +45,7 @@ class Batches:
     """Batches of `rows` sequences of `store`, each with `anchors` blocks.
 
     Sequences are cut to `width` tokens: the end of the answer goes first, of a prompt that takes more than
-    two thirds its beginning. One in fifty sequences, up to eight batches of them, is held out. A store that is
+    two thirds its beginning. One in fifty sequences, up to eight batches, is held out. A store that is
     too small for one batch is repeated.
     """
 
