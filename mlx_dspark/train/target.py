@@ -11,7 +11,7 @@ import psutil
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model
 
-from mlx_dspark.catalog.checkpoint import Checkpoint, load_checkpoint
+from mlx_dspark.catalog.checkpoint import Checkpoint, computes_on_cpu, load_checkpoint
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
 from mlx_dspark.foundation.paths import default_cache_dir
@@ -42,9 +42,10 @@ def load_teacher(found: ModelRef, *, progress: Progress = silent) -> Teacher:
     unpacked to bfloat16 where memory allows, since large batches are bound by arithmetic. Raises LoadError.
     """
     checkpoint = load_checkpoint(found, progress=progress)
-    if mx.default_device().type != mx.DeviceType.cpu:
+    on_cpu = computes_on_cpu()
+    if not on_cpu:
         _unpack(checkpoint.model)
-    target = load_target(checkpoint, cpu_weights=STOCK, cache_dir=default_cache_dir())
+    target = load_target(checkpoint, cpu_weights=STOCK if on_cpu else None, cache_dir=default_cache_dir())
     return teacher_of(target, checkpoint)
 
 
