@@ -18,7 +18,7 @@ RUN_EXTRAS := $(if $(EXTRA),[$(EXTRA)],)
 DEV_EXTRAS := [$(if $(EXTRA),$(EXTRA)$(comma),)dev]
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-floor check lint types layers format docs clean
+.PHONY: demo test check lint types layers format clean
 
 demo: $(VENV)/.run-$(BACKEND)
 	$(BIN)/mlx-dspark demo

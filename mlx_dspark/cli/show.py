@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
 from mlx_dspark.foundation.knobs import Knob
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
+from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import LoadProgress
@@ -140,6 +140,5 @@ def complain(error: DsparkError) -> None:
 
 
 def _flags() -> dict[str, Knob]:
-    return {
-        knob.name: knob for each in (LoadSettings, GenerateSettings, AskSettings) for knob in each.knobs()
-    }
+    sections = (TrainSettings, LoadSettings, GenerateSettings, AskSettings)
+    return {knob.name: knob for each in sections for knob in each.knobs()}

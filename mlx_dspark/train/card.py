@@ -63,14 +63,14 @@ def _measured(evaluation: Evaluation) -> list[str]:
         _acceptance(evaluation.accepted),
         evaluation.verdict,
     ]
-    if evaluation.calibration is not None:
+    for calibration in evaluation.calibrations:
         rows = [
             (f"{bucket.confidence:.2f}", f"{bucket.accepted:.2f}", str(bucket.drafts))
-            for bucket in evaluation.calibration.buckets
+            for bucket in calibration.buckets
             if bucket.drafts
         ]
         parts += [
-            f"Confidence is off by {evaluation.calibration.error:.3f} on average:",
+            f"At temperature {calibration.temperature:g}, confidence is off by {calibration.error:.3f}:",
             _table(("mean confidence", "accepted", "drafts"), rows),
         ]
     return parts

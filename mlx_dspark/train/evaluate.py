@@ -58,9 +58,11 @@ class Bucket:
 class Calibration:
     """Confidence against acceptance of drafts whose predecessors were accepted, in tenths of confidence.
 
-    `error` is the expected calibration error, the mean distance of the two over all drafts.
+    `error` is the expected calibration error, the mean distance of the two over all drafts. Confidence is
+    trained to be right at temperature 1; greedy drafts are accepted more often or less.
     """
 
+    temperature: float
     buckets: tuple[Bucket, ...]
 
     @property
@@ -85,11 +87,11 @@ class Rate:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Everything measured. `calibration` is None without a confidence head."""
+    """Everything measured. `calibrations` are empty without a confidence head."""
 
     accepted: tuple[Accepted, ...]
     rates: tuple[Rate, ...]
-    calibration: Calibration | None
+    calibrations: tuple[Calibration, ...]
 
     @property
     def verdict(self) -> str:
@@ -114,29 +116,35 @@ def evaluate(
     """Answer the prompts (ids) of each content, at most `tokens` tokens each.
 
     `drafter` is bound to `target`. The first `timed` prompts of each content are raced against plain
-    decoding.
+    decoding. Sampled answers have no seed, since a seed costs acceptance (decision 004).
     """
-    watch = ConfidenceWatch(drafter)
-    accepted = [
-        _accepted(target, watch, name, prompts, end_ids, tokens, temperature)
-        for temperature in temperatures
-        for name, prompts in contents.items()
-        if prompts
-    ]
+    accepted: list[Accepted] = []
+    calibrations: list[Calibration] = []
+    for temperature in temperatures:
+        watch = ConfidenceWatch(drafter)
+        accepted += [
+            _accepted(target, watch, name, prompts, end_ids, tokens, temperature)
+            for name, prompts in contents.items()
+            if prompts
+        ]
+        if watch.pairs:
+            calibrations.append(calibration_of(watch.pairs, temperature))
     rates = [
         _rate(target, drafter, name, prompts[:timed], end_ids, tokens)
         for name, prompts in contents.items()
         if prompts[:timed]
     ]
-    return Evaluation(tuple(accepted), tuple(rates), watch.calibration())
+    return Evaluation(tuple(accepted), tuple(rates), tuple(calibrations))
 
 
 class ConfidenceWatch:
-    """The same drafter; notes for every draft that the target judged how sure the drafter was of it."""
+    """The same drafter, watched: `pairs` hold its confidence in every draft that the target judged, and
+    whether the draft was accepted."""
 
     def __init__(self, drafter: BlockDrafter) -> None:
         self._drafter = drafter
-        self._pairs: list[tuple[float, bool]] = []
+        self._drafting: list[int] = []
+        self.pairs: list[tuple[float, bool]] = []
 
     @property
     def name(self) -> str:
@@ -173,17 +181,16 @@ class ConfidenceWatch:
             sure: list[list[float]] = rows.confidences.tolist()  # pyright: ignore[reportAssignmentType]
             for line, row in zip(sure, self._drafting, strict=True):
                 judged = min(seen.drafted[row], seen.accepted[row] + 1)
-                self._pairs += [(line[i], i < seen.accepted[row]) for i in range(judged)]
+                self.pairs += [(line[i], i < seen.accepted[row]) for i in range(judged)]
         self._drafter.observe(rows, seen)
 
-    def calibration(self) -> Calibration | None:
-        """What was noted so far."""
-        if not self._pairs:
-            return None
-        buckets: list[list[tuple[float, bool]]] = [[] for _ in range(BUCKETS)]
-        for confidence, accepted in self._pairs:
-            buckets[min(int(confidence * BUCKETS), BUCKETS - 1)].append((confidence, accepted))
-        return Calibration(tuple(_bucket(pairs) for pairs in buckets))
+
+def calibration_of(pairs: Sequence[tuple[float, bool]], temperature: float) -> Calibration:
+    """Confidences and outcomes, sorted into buckets."""
+    buckets: list[list[tuple[float, bool]]] = [[] for _ in range(BUCKETS)]
+    for confidence, accepted in pairs:
+        buckets[min(int(confidence * BUCKETS), BUCKETS - 1)].append((confidence, accepted))
+    return Calibration(temperature, tuple(_bucket(each) for each in buckets))
 
 
 def _bucket(pairs: Sequence[tuple[float, bool]]) -> Bucket:
@@ -205,12 +212,9 @@ def _accepted(
     engine = Engine(target, drafter, cap=FixedCaps({drafter.name: drafter.max_draft}))
     reports: list[RoundReport] = []
     for start in range(0, len(prompts), ROWS):
-        requests = [
-            GenerateRequest(
-                tuple(ids), tokens, SamplingParams(temperature=temperature, seed=start + i), end_ids
-            )
-            for i, ids in enumerate(prompts[start : start + ROWS])
-        ]
+        sampling = SamplingParams(temperature=temperature)
+        chosen = prompts[start : start + ROWS]
+        requests = [GenerateRequest(tuple(ids), tokens, sampling, end_ids) for ids in chosen]
         events = (event for _, event in engine.run(requests))
         reports += [e.report for e in events if isinstance(e, Committed) and e.report.drafted]
         mx.clear_cache()
@@ -259,11 +263,13 @@ def as_dict(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "accepted": [{**vars(each), "length": each.length} for each in evaluation.accepted],
         "rates": [{**vars(each), "gain": each.gain} for each in evaluation.rates],
-        "calibration": None
-        if evaluation.calibration is None
-        else {
-            "error": evaluation.calibration.error,
-            "buckets": [vars(bucket) for bucket in evaluation.calibration.buckets],
-        },
+        "calibrations": [
+            {
+                "temperature": each.temperature,
+                "error": each.error,
+                "buckets": [vars(bucket) for bucket in each.buckets],
+            }
+            for each in evaluation.calibrations
+        ],
         "verdict": evaluation.verdict,
     }

@@ -95,6 +95,16 @@ def visible(mask: BlockMask, anchors: mx.array, width: int, block: int) -> mx.ar
     return mx.concatenate([context, blocks], axis=2)[:, None]
 
 
+def picked(values: mx.array, positions: mx.array) -> mx.array:
+    """`values` `[rows, width, ...]` at `positions` `[rows, n]`: `[rows, n, ...]`.
+
+    One flat index, as an embedding is looked up with: CUDA compiles each kind of gather at its first use.
+    """
+    rows, width = values.shape[:2]
+    flat = positions + width * mx.arange(rows, dtype=positions.dtype)[:, None]
+    return mx.take(values.reshape(rows * width, *values.shape[2:]), flat, axis=0)
+
+
 def recomputed(modules: Sequence[nn.Module], run: Callable[..., Any]) -> Callable[..., Any]:
     """`run` with its inner values thrown away and computed again in the backward pass.
 
@@ -122,7 +132,7 @@ def _give(modules: Sequence[nn.Module], parameters: Sequence[dict[str, Any]]) ->
 
 def _block_ids(tokens: mx.array, anchors: mx.array, block: int, mask_token: int) -> mx.array:
     """`[anchor, mask, mask, ...]` for every block: `[rows * n, block]`."""
-    first = mx.take_along_axis(tokens, anchors, axis=1).reshape(-1, 1)
+    first = picked(tokens, anchors).reshape(-1, 1)
     masks = mx.full((first.shape[0], block - 1), mask_token, dtype=first.dtype)
     return mx.concatenate([first, masks], axis=1)
 

@@ -19,6 +19,10 @@ from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.train.shape import DrafterShape
 
 MARKOV_STD = 0.02
+DOUBT = 0.5
+"""The final norm starts at this share of the spread of what the target's head reads, so that a drafter which
+knows nothing yet is not sure of it."""
+
 QUIET = 0.1
 """A tapped channel counts as at least this much of its tap's root mean square."""
 
@@ -54,7 +58,8 @@ def new_drafter(
     loudness = _root_mean_square(features).reshape(len(translated.taps), -1)
     loudness = mx.maximum(loudness, QUIET * mx.sqrt(mx.mean(loudness**2, axis=1, keepdims=True)))
     weights["fc.weight"] = weights["fc.weight"] / loudness.flatten()
-    weights["norm.weight"] = _root_mean_square(hidden)
+    spread = mx.sqrt(mx.var(hidden.astype(mx.float32), axis=(0, 1)))
+    weights["norm.weight"] = DOUBT * spread
     if translated.own_embedding:
         weights["embed_tokens.weight"] = target.embed(mx.arange(translated.vocab)).astype(mx.float32)
     if translated.own_head:

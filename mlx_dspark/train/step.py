@@ -13,7 +13,7 @@ from mlx_dspark.drafters.dspark.drafter import DSparkDrafter, build_model
 from mlx_dspark.foundation.settings import TrainSettings
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.train.batches import Batch
-from mlx_dspark.train.forward import block_states, head_logits, recomputed
+from mlx_dspark.train.forward import block_states, head_logits, picked, recomputed
 from mlx_dspark.train.loss import LossWeights, Sums, slot_terms, summed
 from mlx_dspark.train.start import Start
 from mlx_dspark.train.target import memory_bytes
@@ -92,7 +92,7 @@ class Trainee:
         self._clip = settings.clip
         self._recompute = settings.gradient_checkpointing
         self._chunk = _chunk_blocks(self.config.max_draft, self.config.vocab + self.config.draft_vocab)
-        fused = settings.compile if settings.compile is not None else not on_cpu
+        fused = settings.compile if settings.compile is not None else mx.metal.is_available() and not on_cpu
         self._update = mx.compile(self._updated) if fused else self._updated
         self._measure = mx.compile(self._measured) if fused else self._measured
 
@@ -133,11 +133,6 @@ class Trainee:
         self.parameters = _refilled(self.parameters, weights)
         self.optimizer.state = _refilled(self.optimizer.state, optimizer_state)
 
-    def place_weights(self) -> DSparkDrafter:
-        """The drafter with the weights as they are now."""
-        self._place(self.parameters)
-        return self.drafter
-
     def _updated(
         self,
         parameters: Parameters,
@@ -172,12 +167,12 @@ class Trainee:
         self._place(parameters)
         states = block_states(self.drafter, features, tokens, anchors, recompute=self._recompute)
         states = states[:, self.config.first_slot :]
-        at = anchors.reshape(-1, 1) + mx.arange(self.config.max_draft)
-        rows = mx.repeat(mx.arange(tokens.shape[0]), anchors.shape[1])[:, None]
+        at = (anchors[:, :, None] + mx.arange(self.config.max_draft)).flatten(1)
         last = tokens.shape[1] - 1
         here, there = mx.minimum(at, last), mx.minimum(at + 1, last)
-        valid = at + 1 < mx.repeat(lengths, anchors.shape[1])[:, None]
-        given = (hidden[rows, here], tokens[rows, here], tokens[rows, there], valid)
+        valid = at + 1 < lengths[:, None]
+        taken = (picked(hidden, here), picked(tokens, here), picked(tokens, there), valid)
+        given = [part.reshape(*states.shape[:2], *part.shape[2:]) for part in taken]
         if states.shape[0] <= self._chunk:
             return self._chunk_sums(states, *given)
         total: Sums | None = None

@@ -329,7 +329,7 @@ def test_training_helps(tmp_path: Path) -> None:
     )
     store = answers_of(target, temperature=1.0)
     start = fresh(target, store, draft_vocab=None, layers=1)
-    prompts = random_prompts(target.spec.vocab, 16, seed=99)
+    prompts = random_prompts(target.spec.vocab, 64, seed=99)
 
     def accept_length(weights: dict[str, mx.array], name: str) -> float:
         drafter = load_drafter(export_drafter(tmp_path / name, start.config, weights), quantize_bits=0)
@@ -340,13 +340,13 @@ def test_training_helps(tmp_path: Path) -> None:
 
     folder = RunFolder(tmp_path / "run")
     with folder.claimed({}):
-        trainer = Trainer(start, target, store, settings(steps=40, batch=8, anchors=8), folder)
+        trainer = Trainer(start, target, store, settings(steps=80, batch=8, anchors=8), folder)
         untrained = accept_length(trainer.weights(), "untrained")
         before = Acceptance.of(trainer.trainee.measure(trainer.batches.held_out()[0]))
         trainer.run()
         after = Acceptance.of(trainer.trainee.measure(trainer.batches.held_out()[0]))
         assert after.expected_length > before.expected_length + 0.2
-        assert accept_length(trainer.weights(), "trained") > untrained + 0.2
+        assert accept_length(trainer.weights(), "trained") > untrained + 0.1
 
 
 def test_taps_are_those_of_the_published_heads() -> None:

@@ -79,7 +79,7 @@ def test_the_whole_pipeline(target: Path, prompts: Path, tmp_path: Path) -> None
     assert outcome.evaluation is not None
     assert {each.content for each in outcome.evaluation.accepted} == {"words"}
     assert all(1 <= each.length <= 8 for each in outcome.evaluation.accepted)
-    assert outcome.evaluation.calibration is not None
+    assert [each.temperature for each in outcome.evaluation.calibrations] == [0.0, 1.0]
     assert "plain decoding" in outcome.evaluation.verdict
     card = (outcome.folder / "README.md").read_text(encoding="utf-8")
     assert "words.txt" in card
