@@ -1,9 +1,10 @@
-"""Prompts for training the default model's drafter, from openly licensed records.
+"""Prompts for training the default model's drafter, from openly licensed records and packages.
 
     python benchmarks/default_drafter_prompts.py FOLDER > prompts.jsonl
 
 FOLDER holds JSONL files whose records have `kind` and either `prompt` (math, reasoning), `reference` and
-`doc` (code: a Python function with its docstring), or `text` (prose). A fixed seed shuffles the output.
+`doc` (code: a Python function with its docstring), or `text` (prose); and wheels, whose functions with
+docstrings become records of code. A fixed seed shuffles the output.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import ast
 import json
 import random
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -62,12 +64,37 @@ def prompts_of(record: dict[str, Any], rng: random.Random) -> Iterator[str]:
         yield rng.choice(READING).format(record["text"][:1200])
 
 
+def functions_of(wheel: Path) -> Iterator[dict[str, Any]]:
+    """Records of a wheel's documented functions, tests left out."""
+    with zipfile.ZipFile(wheel) as archive:
+        for name in sorted(archive.namelist()):
+            if name.endswith(".py") and "test" not in name:
+                yield from _functions_in(archive.read(name).decode("utf-8", "replace"))
+
+
+def _functions_in(source: str) -> Iterator[dict[str, Any]]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_") and not node.decorator_list:
+            doc = ast.get_docstring(node)
+            text = ast.get_source_segment(source, node)
+            if doc and text:
+                yield {"kind": "code", "doc": doc, "reference": text}
+
+
+def records_of(folder: Path) -> Iterator[dict[str, Any]]:
+    for file in sorted(folder.glob("*.jsonl")):
+        yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    for wheel in sorted(folder.glob("*.whl")):
+        yield from functions_of(wheel)
+
+
 def main() -> None:
     rng = random.Random(0)
-    prompts = []
-    for file in sorted(Path(sys.argv[1]).glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            prompts += prompts_of(json.loads(line), rng)
+    prompts = [prompt for record in records_of(Path(sys.argv[1])) for prompt in prompts_of(record, rng)]
     prompts = sorted(set(prompts))
     rng.shuffle(prompts)
     for prompt in prompts:

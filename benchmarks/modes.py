@@ -4,9 +4,14 @@
     python benchmarks/modes.py --short              # a minute or two, for CI
     python benchmarks/modes.py --model FOLDER --drafter FOLDER --json out.json
 
-Stock mlx-lm runs in a process of its own over an export of the model, once per prompt. On each prompt the
-arms take turns, as often as --trials says, and each keeps its best time; a ratio is one of summed times.
-Rates count decoding only. Greedy ids are compared with plain decoding's.
+Without --drafter, the one shipped with the model drafts. Stock mlx-lm runs in a process of its own over an
+export of the model, once per prompt. On each prompt the arms take turns, as often as --trials says, and each
+keeps its best time; a ratio is one of summed times, against plain decoding at the same temperature. Rates
+count decoding only. Greedy ids are compared with plain decoding's. Arms named T=1 draw at temperature 1
+without a seed.
+
+Accept length is that of benchmarks/accept_length.py. "reached" is the share of verify rounds that accepted at
+least 1, 2, ... drafts; drafts that a round was not allowed count as not accepted.
 """
 
 from __future__ import annotations
@@ -28,13 +33,14 @@ from mlx_dspark.catalog.export import export_model
 from mlx_dspark.catalog.resolve import resolve_model
 from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.contracts import Drafter
+from mlx_dspark.drafters.block import BlockDrafter
 from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine.caps import MaxDraft, cap_policy
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.paths import default_cache_dir
-from mlx_dspark.foundation.request import GenerateRequest
+from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.pair import load_parts
 
@@ -69,6 +75,10 @@ class Run:
     accepted: int = 0
     verify_rounds: int = 0
     parked: int = 0
+    committed: int = 0
+    """By verify rounds."""
+    lengths: list[int] = field(default_factory=list)
+    """Drafts accepted, by verify round."""
 
 
 @dataclass
@@ -85,11 +95,21 @@ class Tally:
     @property
     def accept_length(self) -> float:
         rounds = sum(run.verify_rounds for run in self.runs)
-        return sum(run.accepted + run.verify_rounds for run in self.runs) / rounds if rounds else 0.0
+        return sum(run.committed for run in self.runs) / rounds if rounds else 0.0
+
+    @property
+    def reached(self) -> list[float]:
+        """Share of verify rounds that accepted at least 1, 2, ... drafts."""
+        lengths = [length for run in self.runs for length in run.lengths]
+        return [
+            sum(length >= least for length in lengths) / len(lengths)
+            for least in range(1, max(lengths, default=0) + 1)
+        ]
 
 
 POLICIES: dict[str, MaxDraft] = {"derived": None, "auto": "auto", "whole block": 0}
 STOCK = "stock mlx-lm"
+PLAIN, SAMPLED = "plain", ", T=1"
 Arm = Callable[[list[int], int], Run]
 
 
@@ -125,8 +145,9 @@ class Stock:
         self._process.wait()
 
 
-def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft) -> Arm:
+def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft = None, temperature: float = 0.0) -> Arm:
     """An arm of ours. Its policy lives on from prompt to prompt, as it does in a session."""
+    sampling = SamplingParams(temperature=temperature)
     if drafter is not None:
         drafter.bind(target)
     engine = Engine(
@@ -136,7 +157,7 @@ def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft) -> Arm:
     def run(ids: list[int], new: int) -> Run:
         started, answer = perf_counter(), Run([], 0.0, 0.0)
         first = last = started
-        for event in engine.stream(GenerateRequest(tuple(ids), new)):
+        for event in engine.stream(GenerateRequest(tuple(ids), new, sampling)):
             if not isinstance(event, Committed):
                 continue
             report, last = event.report, perf_counter()
@@ -144,8 +165,11 @@ def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft) -> Arm:
             answer.tokens += event.tokens
             answer.drafted += report.drafted
             answer.accepted += report.accepted
-            answer.verify_rounds += report.drafted > 0
             answer.parked += report.parked
+            if report.drafted:
+                answer.verify_rounds += 1
+                answer.committed += report.committed
+                answer.lengths.append(report.accepted)
         answer.prefill_seconds, answer.decode_seconds = first - started, last - first
         return answer
 
@@ -153,7 +177,7 @@ def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft) -> Arm:
 
 
 def arms_of(args: argparse.Namespace, target: Any, drafter: Drafter | None) -> dict[str, Arm]:
-    arms = {"plain": arm_of(target, None, None)}
+    arms = {PLAIN: arm_of(target, None)}
     for label, max_draft in POLICIES.items():
         arms[f"lookup, {label}"] = arm_of(target, LookupDrafter(), max_draft)
     if drafter is not None:
@@ -161,11 +185,20 @@ def arms_of(args: argparse.Namespace, target: Any, drafter: Drafter | None) -> d
             arms[f"{drafter.name}, {label}"] = arm_of(target, drafter, max_draft)
         both = FirstHit([LookupDrafter(min_n=4, max_n=5), drafter])
         arms[f"lookup+{drafter.name}, auto"] = arm_of(target, both, "auto")
+        arms[PLAIN + SAMPLED] = arm_of(target, None, temperature=1.0)
+        for label in ("auto", "whole block"):
+            arms[f"{drafter.name}, {label}{SAMPLED}"] = arm_of(target, drafter, POLICIES[label], 1.0)
     if args.arms:
-        arms = {
-            name: arm for name, arm in arms.items() if name == "plain" or any(a in name for a in args.arms)
-        }
+        kept = [name for name in arms if any(wanted in name for wanted in args.arms)]
+        needed = {PLAIN} | {PLAIN + SAMPLED for name in kept if name.endswith(SAMPLED)}
+        arms = {name: arm for name, arm in arms.items() if name in needed or name in kept}
     return arms
+
+
+def model_drafter(drafter: Drafter | None) -> BlockDrafter | None:
+    """The drafter with weights, which may stand behind lookup; None where there is none."""
+    parts = drafter.parts if isinstance(drafter, FirstHit) else (drafter,)
+    return next((part for part in parts if isinstance(part, BlockDrafter)), None)
 
 
 def contents(args: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
@@ -193,27 +226,32 @@ def measure(arms: dict[str, Arm], prompts: list[list[int]], new: int, trials: in
 
 
 def show(content: str, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
-    plain, rows = tallies["plain"], []
+    rows = []
     for name, tally in tallies.items():
+        sampled = name.endswith(SAMPLED)
+        plain = tallies[PLAIN + SAMPLED if sampled else PLAIN]
         pairs = list(zip(tally.runs, plain.runs, strict=True))
         row = {
             "content": content,
             "arm": name,
             "tokens_per_sec": round(tally.rate, 2),
             "against_plain": round(tally.rate / plain.rate, 3),
-            "accept_length": round(tally.accept_length, 2),
+            "accept_length": round(tally.accept_length, 3),
+            "reached": [round(share, 3) for share in tally.reached],
             "drafted": sum(run.drafted for run in tally.runs),
             "accepted": sum(run.accepted for run in tally.runs),
             "parked_rounds": sum(run.parked for run in tally.runs),
             "prefill_seconds": round(sum(run.prefill_seconds for run in tally.runs), 2),
-            "same_ids_as_plain": sum(a.tokens == b.tokens for a, b in pairs),
+            "same_ids_as_plain": None if sampled else sum(a.tokens == b.tokens for a, b in pairs),
             "prompts": len(pairs),
         }
         rows.append(row)
+        same = "" if sampled else f"{row['same_ids_as_plain']}/{row['prompts']}"
+        reached = " ".join(f"{share:.2f}" for share in tally.reached[:8])
         print(
             f"| {content} | {name} | {row['tokens_per_sec']:.1f} | {row['against_plain']:.2f} | "
-            f"{row['accept_length']:.2f} | {row['accepted']}/{row['drafted']} | {row['parked_rounds']} | "
-            f"{row['prefill_seconds']:.1f} | {row['same_ids_as_plain']}/{row['prompts']} |",
+            f"{row['accept_length']:.2f} | {reached} | {row['accepted']}/{row['drafted']} | "
+            f"{row['parked_rounds']} | {row['prefill_seconds']:.1f} | {same} |",
             flush=True,
         )
     return rows
@@ -237,14 +275,11 @@ def main() -> None:
     if args.short:
         args.prompts, args.new, args.trials = 1, 48, 1
 
-    mode = "auto" if args.drafter else "baseline"
-    wanted = {"model": args.model, "drafter": args.drafter, "cpu_weights": args.cpu_weights, "mode": mode}
-    if args.drafter:
-        wanted["lookup_drafts"] = False
+    wanted = {"model": args.model, "drafter": args.drafter, "cpu_weights": args.cpu_weights}
     parts = load_parts(LoadSettings.of({k: v for k, v in wanted.items() if v is not None}))
     print(f"{parts.name} on {platform.machine()}, {platform.processor() or platform.system()}")
     print(getattr(parts.target, "report", ""))
-    arms = arms_of(args, parts.target, parts.drafter)
+    arms = arms_of(args, parts.target, model_drafter(parts.drafter))
     with tempfile.TemporaryDirectory() as scratch:
         stock = None
         if not args.no_stock:
@@ -252,10 +287,9 @@ def main() -> None:
             export_model(load_checkpoint(resolve_model(args.model, cache_dir=default_cache_dir())), folder)
             stock = Stock(folder)
             arms[STOCK] = stock
-        print(
-            "| content | arm | tok/s | x plain | accept length | accepted | parked | prefill s | same ids |"
-        )
-        print("|---|---|---|---|---|---|---|---|---|")
+        heads = ("content", "arm", "tok/s", "x plain", "accept length", "reached", "accepted", "parked")
+        heads += ("prefill s", "same ids")
+        print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
         rows: list[dict[str, Any]] = []
         for arm in arms.values():
             arm(list(range(20, 40)), 8)

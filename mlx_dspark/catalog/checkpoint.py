@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.catalog.gguf_file import open_gguf
 from mlx_dspark.catalog.gguf_model import llama_config, llama_weights
 from mlx_dspark.catalog.gguf_tokenizer import gguf_tokenizer
-from mlx_dspark.catalog.integrity import fingerprint
+from mlx_dspark.catalog.integrity import content_hash
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
 from mlx_dspark.compat.tokenizers_errors import tokenizer_errors
@@ -38,8 +39,8 @@ class Checkpoint:
     """A model as stock mlx-lm would hold it, before any kernel is placed.
 
     `config` is its config.json, with the `quantization` section that its modules have; `context` is the most
-    tokens prompt and answer may have together; `content_hash` names the weights and config, whatever their
-    folder is called; `source` says where they came from.
+    tokens prompt and answer may have together; `files` hold weights and config; `source` says where they came
+    from.
     """
 
     name: str
@@ -49,8 +50,13 @@ class Checkpoint:
     tokenizer: TokenizerWrapper
     eos_token_ids: frozenset[int]
     context: int
-    content_hash: str
+    files: tuple[Path, ...]
     source: str
+
+    @cached_property
+    def content_hash(self) -> str:
+        """Names weights and config by their content alone; reads the files whole when first asked for."""
+        return content_hash(self.files)
 
 
 def load_checkpoint(
@@ -98,7 +104,7 @@ def _load_gguf(ref: ModelRef) -> Checkpoint:
         tokenizer=tokenizer,
         eos_token_ids=eos,
         context=context,
-        content_hash=fingerprint([ref.path]),
+        files=(ref.path,),
         source=ref.source,
     )
 
@@ -136,7 +142,7 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
         tokenizer=tokenizer,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
         context=_context(stored),
-        content_hash=fingerprint([ref.path / "config.json", *weight_files(ref.path)]),
+        files=(ref.path / "config.json", *weight_files(ref.path)),
         source=ref.source,
     )
 

@@ -18,13 +18,17 @@ from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, Unsupport
 
 @dataclass(frozen=True)
 class ModelRef:
-    """A model found on this machine: what it is called, where it lies and where it came from."""
+    """A model found on this machine: what it is called, where it lies and where it came from.
+
+    `sha256` is that of its one file where finding it included checking that, else None.
+    """
 
     name: str
     path: Path
     packaging: Literal["gguf", "folder"]
     source: str
     trust_remote_code: bool = False
+    sha256: str | None = None
 
 
 def resolve_model(
@@ -45,8 +49,10 @@ def resolve_model(
     offline = is_offline() if offline is None else offline
     if name is None or name == default_model.NAME:
         path = default_model.default_model(cache_dir, offline=offline, progress=progress)
-        source = default_model.REPOSITORY if path.is_dir() else default_model.WEIGHTS.requirement
-        return ModelRef(default_model.NAME, path, "folder" if path.is_dir() else "gguf", source)
+        if path.is_dir():
+            return ModelRef(default_model.NAME, path, "folder", default_model.REPOSITORY)
+        weights = default_model.WEIGHTS
+        return ModelRef(default_model.NAME, path, "gguf", weights.requirement, sha256=weights.sha256)
     path = _path(name)
     match _kind(name, path):
         case "folder":

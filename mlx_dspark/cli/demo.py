@@ -14,12 +14,15 @@ from mlx_dspark.foundation.settings import LoadSettings
 if TYPE_CHECKING:
     from mlx_dspark.session import Result
 
-PROMPT = (
+TASK = "Write a Python function that says whether a number is prime, and explain each line of it."
+
+COPYING = (
     "Proofread this paragraph and give it back whole:\n\n"
     "The lighthouse keeper climbed the stairs every evening to light the lamp. From the top of the tower he "
     "could see the harbour, the fishing boats and the long grey line of the sea. When the fog came in, he "
     "rang the bell until the last of the fishing boats was safe in the harbour."
 )
+"""For lookup, which drafts only text that repeats."""
 
 REPEATS = 2
 WARM_UP_TOKENS = 16
@@ -40,16 +43,17 @@ def demo(loading: LoadSettings) -> int:
     parts = load_parts(loading, progress)
     speculative = parts.session()
     plain = dataclasses.replace(parts, drafter=None, mode="baseline").session()
+    prompt = COPYING if parts.mode == "lookup" else TASK
     progress.tell("warming up")
-    plain.generate(PROMPT, max_new_tokens=WARM_UP_TOKENS)
-    speculative.generate(PROMPT)
+    plain.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
+    speculative.generate(prompt)
     progress.clear()
     weights = f" · {parts.weights}" if parts.weights is not None else ""
-    note(f"{parts.name}{weights}\n\n{PROMPT}\n")
-    shown = progress.reading(speculative.stream(PROMPT))
+    note(f"{parts.name}{weights}\n\n{prompt}\n")
+    shown = progress.reading(speculative.stream(prompt))
     note(closing_line(speculative.fold(printing(shown, sys.stdout))))
     progress.tell(f"answering it {REPEATS} more times each way, by turns")
-    runs = [(plain.generate(PROMPT), speculative.generate(PROMPT)) for _ in range(REPEATS)]
+    runs = [(plain.generate(prompt), speculative.generate(prompt)) for _ in range(REPEATS)]
     progress.clear()
     _compare([_fastest(results) for results in zip(*runs, strict=True)])
     return 0
@@ -78,4 +82,5 @@ def _compare(results: list[Result]) -> None:
     note(f"The table shows the faster of {REPEATS} runs each way, so it may be ahead of the answer above.")
     same = plain.token_ids == speculative.token_ids
     note("Both wrote the same tokens." if same else "The two texts differ where two tokens are all but tied.")
-    note("Lookup drafts text that repeats, as here; on text that does not, it steps aside.")
+    if speculative.mode == "lookup":
+        note("Lookup drafts text that repeats, as here; on text that does not, it steps aside.")

@@ -11,18 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from mlx_dspark.catalog.formats import DrafterConfig
 from mlx_dspark.contracts import Ask, Observation, Proposal, Source, Target
 from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw
 from mlx_dspark.foundation.errors import DrafterMismatch
 from mlx_dspark.kernels.attention import cpu_attention
+from mlx_dspark.kernels.cpu_small.modules import HostRoPE
 from mlx_dspark.kernels.dispatch import STOCK, install_cpu_weights
 from mlx_dspark.nn.block import BlockBackbone
 from mlx_dspark.nn.context import ContextRow, ContextRows
 from mlx_dspark.nn.probs import PointMass
 
 Draw = GreedyDraw | SampledDraw
+
+BLOCKS = "blocks"
+"""The way of holding weights whose layers also have a form outside MLX."""
 
 ABSORB_AT = 32
 """Observed positions of a row that wait for the next proposal before they are absorbed. A row that does not
@@ -105,10 +110,16 @@ class BlockDrafter(ABC):
         `choice` names the way (`kernels.dispatch.CHOICES`).
         """
         install_cpu_weights(self.model, choice=choice, cache_dir=cache_dir)
-        if choice != STOCK:
-            attention = cpu_attention()
-            for layer in self.model.layers:
-                layer.self_attn.attention = attention
+        if choice == STOCK:
+            return
+        attention = cpu_attention()
+        for layer in self.model.layers:
+            layer.self_attn.attention = attention
+        if choice == BLOCKS and self.config.rope_kind == "default":
+            from mlx_dspark.drafters.host import host_layer  # needs llvmlite
+
+            rope = HostRoPE(nn.RoPE(self.config.head_dim, base=self.config.rope_theta))
+            self.model.layers = [host_layer(layer, rope) for layer in self.model.layers]
 
     def new_rows(self, n: int = 1) -> ContextRows:
         return ContextRows([self.model.new_row() for _ in range(n)])

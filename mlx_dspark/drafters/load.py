@@ -24,7 +24,7 @@ FAMILIES = {
 def load_drafter(
     path: Path,
     *,
-    quantize_bits: int = 4,
+    quantize_bits: int | None = None,
     group_size: int = 64,
     window: int = 4096,
     confidence_threshold: float = 0.0,
@@ -33,15 +33,16 @@ def load_drafter(
     """Load the DSpark or DFlash drafter in folder `path`; it must then be bound to its target.
 
     `quantize_bits` (4, 8, or 0 for none) and `group_size` (32, 64, 128) are of MLX's affine quantization;
-    layers whose width is not a multiple of the group stay as they are. A checkpoint that is stored in so many
-    bits is taken as it is, as is any with `quantize_bits` 0. `window` is the number of most recent
-    context positions a bidirectional layer attends to, 0 for all. `confidence_threshold`, from 0 (off) up to
-    1, cuts drafts by the head's confidence. `dtype` None: float32 on the CPU, elsewhere the checkpoint's.
+    layers whose width is not a multiple of the group stay as they are. None stands for 4, or for none where
+    the checkpoint is stored quantized. A checkpoint that is stored in so many bits is taken as it is, as is
+    any with `quantize_bits` 0. `window` is the number of most recent context positions a bidirectional layer
+    attends to, 0 for all. `confidence_threshold`, from 0 (off) up to 1, cuts drafts by the head's confidence.
+    `dtype` None: float32 on the CPU, elsewhere the checkpoint's.
 
     Raises UsageError for a value out of range, ModelNotFound, BadCheckpoint or UnsupportedModel for a
     checkpoint that cannot be used.
     """
-    _check("quantize_bits", quantize_bits, quantize_bits in (0, 4, 8), "4, 8, or 0 for none")
+    _check("quantize_bits", quantize_bits, quantize_bits in (None, 0, 4, 8), "4, 8, or 0 for none")
     _check("group_size", group_size, group_size in (32, 64, 128), "32, 64 or 128")
     _check("window", window, window >= 0, "a number of positions, 0 for all")
     _check(
@@ -54,6 +55,8 @@ def load_drafter(
             "Leave it at 0 for this drafter.",
             field="confidence_threshold",
         )
+    if quantize_bits is None:
+        quantize_bits = 4 if checkpoint.packed is None else 0
     dtype = _compute_dtype(checkpoint) if dtype is None else dtype
     family: Any = import_module(FAMILIES[checkpoint.config.family][0])
     model = family.build_model(checkpoint, window)
@@ -70,7 +73,7 @@ def load_drafter(
     )
 
 
-def _check(name: str, value: float, good: bool, want: str) -> None:
+def _check(name: str, value: float | None, good: bool, want: str) -> None:
     if not good:
         raise UsageError(f"{name} is {value}, which is out of range.", f"Give {want}.", field=name)
 

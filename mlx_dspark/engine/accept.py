@@ -15,8 +15,10 @@ import mlx.core as mx
 from mlx_dspark.engine.sampling import RowHistory, shape_logits
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.nn.noise import RowNoise
+from mlx_dspark.nn.parting import Part, Parting
 from mlx_dspark.nn.probs import DraftProbs
-from mlx_dspark.nn.sampling import by_kind, distribution, draw, take_rows
+from mlx_dspark.nn.row_sampling import RowSampling
+from mlx_dspark.nn.sampling import distribution, draw
 
 _NO_RESIDUAL = 1e-8
 """Below this mass of max(p - q, 0), p and q are equal up to rounding and p is drawn from instead."""
@@ -54,26 +56,32 @@ def accept(
     `lengths[r]` count (padding is any valid id); `q` what they were drawn from, None for a point mass;
     `positions` `[rows]` the absolute position of slot 0's token. No drafts at all is plain sampling.
     """
-    logits = shape_logits(logits, drafts, histories, sampling)
-    if not drafts.shape[1] and all(row.greedy and row.logprobs is None for row in sampling):
+    settings = RowSampling.of(sampling)
+    logits = shape_logits(logits, drafts, histories, settings)
+    if not drafts.shape[1] and settings.just_greedy:
         following = mx.argmax(logits[:, 0], axis=-1).astype(mx.int32)
         return Acceptance(mx.zeros_like(following), following, None, None)
     limits = mx.array(lengths, dtype=mx.int32)
     slots = positions[:, None] + mx.arange(drafts.shape[1] + 1)
-    rejects = [
-        q is not None and length > 0 and not (row.greedy or seeded or q.point(index))
-        for index, (row, seeded, length) in enumerate(zip(sampling, noise.seeded, lengths, strict=True))
-    ]
+    if q is None:
+        verdict = _coupling(logits, drafts, limits, settings, noise, slots)
+    else:
+        proposed = q
 
-    def judge(rows: Sequence[int]) -> mx.array:
-        of_kind = (take_rows(logits, rows), take_rows(drafts, rows), take_rows(limits, rows))
-        drawing = ([sampling[row] for row in rows], noise.select(rows), take_rows(slots, rows))
-        if q is not None and rejects[rows[0]]:
-            return _rejection(*of_kind, q.select(rows), *drawing)
-        return _coupling(*of_kind, *drawing)
+        def judge(rejecting: bool, part: Part) -> mx.array:
+            of_kind = (part.take(logits), part.take(drafts), part.take(limits))
+            drawing = (settings.of_part(part), noise.select(part.rows), part.take(slots))
+            if rejecting:
+                return _rejection(*of_kind, proposed.select(part.rows), *drawing)
+            return _coupling(*of_kind, *drawing)
 
-    accepted, following = mx.split(by_kind(rejects, judge), 2, axis=1)
-    logprobs, top = _report(logits, drafts, accepted, following, sampling)
+        rejects = [
+            length > 0 and not (row.greedy or seeded or q.point(index))
+            for index, (row, seeded, length) in enumerate(zip(settings, noise.seeded, lengths, strict=True))
+        ]
+        verdict = Parting(rejects).each(judge)
+    accepted, following = mx.split(verdict, 2, axis=1)
+    logprobs, top = _report(logits, drafts, accepted, following, settings)
     return Acceptance(accepted[:, 0], following[:, 0], logprobs, top)
 
 
@@ -137,18 +145,18 @@ def _report(
     drafts: mx.array,
     accepted: mx.array,
     following: mx.array,
-    sampling: Sequence[SamplingParams],
+    settings: RowSampling,
 ) -> tuple[mx.array | None, tuple[mx.array, mx.array] | None]:
     """Log-probabilities of the committed tokens and of the likeliest ones, for the rows that asked."""
-    asked = [row.logprobs for row in sampling if row.logprobs is not None]
-    if not asked:
+    asked = settings.most_logprobs
+    if asked is None:
         return None, None
     logits = logits.astype(mx.float32)
     normaliser = mx.logsumexp(logits, axis=-1, keepdims=True)
     padded = mx.concatenate([drafts.astype(mx.int32), following], axis=1)
     committed = mx.where(mx.arange(padded.shape[1]) < accepted, padded, following)[..., None]
     logprobs = (mx.take_along_axis(logits, committed, axis=-1) - normaliser)[..., 0]
-    count = min(max(asked), logits.shape[-1])
+    count = min(asked, logits.shape[-1])
     if count == 0:
         return logprobs, None
     ids = mx.argpartition(-logits, count - 1, axis=-1)[..., :count]

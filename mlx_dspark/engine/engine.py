@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from threading import Lock
 from time import perf_counter
 
@@ -18,14 +19,19 @@ from mlx_dspark.foundation.events import EngineEvent, Finished, Started
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.nn.noise import RowNoise
 
+LEAVING = 8
+"""Finished rows of a rectangle leave, and others take their places, once they are one in so many."""
+
+Indexed = tuple[int, EngineEvent]
+
 
 class Engine:
     """Generates from one target with at most one drafter (which may be a composition).
 
     `cap` chooses how many drafts are verified; the drafter must be bound to the target already. `rectangle`
-    holds the rows of a batch in one padded buffer, reads prompts together and lets finished rows leave a
-    quarter at a time: the better way from some dozens of rows on. Threads may share an engine: their rounds
-    take turns.
+    holds the rows of a batch in one padded buffer, reads prompts together and lets several finished rows
+    leave at once: the better way from some dozens of rows on. Threads may share an engine: their rounds take
+    turns.
     """
 
     def __init__(
@@ -63,27 +69,33 @@ class Engine:
 
         Raises RequestError before the first event when the request cannot run.
         """
-        self.check(request)
-        return (event for _, event in self._run([request]))
+        return (event for _, event in self.run([request]))
 
-    def run(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, EngineEvent]]:
-        """The events of several requests that run as one batch, each with its request's index."""
-        for request in requests:
-            self.check(request)
+    def run(self, requests: Iterable[GenerateRequest], *, live_rows: int | None = None) -> Iterator[Indexed]:
+        """The events of several requests that run as one batch, each with its request's index.
+
+        In a rectangle, `live_rows` bounds how many run at once; the next are taken from `requests` as rows
+        become free, when all events so far were handed out. Raises RequestError or ContextOverflow when one
+        cannot run: before the first event for a sequence of requests, else when it is taken.
+        """
+        assert live_rows is None or (self._rectangle and live_rows >= 1), "live rows are a rectangle's"
+        if isinstance(requests, Sequence):
+            for request in requests:
+                self.check(request)
+        else:
+            requests = map(self._checked, requests)
+        if self._rectangle:
+            return self._run_rectangle(enumerate(requests), live_rows)
         return self._run(requests)
 
-    def _run(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, EngineEvent]]:
+    def _checked(self, request: GenerateRequest) -> GenerateRequest:
+        self.check(request)
+        return request
+
+    def _run(self, requests: Iterable[GenerateRequest]) -> Iterator[Indexed]:
         batch: Batch | None = None
-        if self._rectangle:
-            for index, request in enumerate(requests):
-                yield index, Started(len(request.prompt), 0, perf_counter())
-            yield from self._decode(self._admit(list(enumerate(requests))))
-            return
         for index, request in enumerate(requests):
-            yield index, Started(len(request.prompt), 0, perf_counter())
-            alone = self._admit([(index, request)])
-            while not alone.rows[0].produced:
-                yield from self._land(alone, self._launch(alone))
+            alone = yield from self._begun([(index, request)])
             mx.clear_cache()
             if alone.rows[0].finished:
                 continue
@@ -93,6 +105,49 @@ class Engine:
                 batch.join(alone)
         if batch is not None:
             yield from self._decode(batch)
+
+    def _run_rectangle(
+        self, waiting: Iterator[tuple[int, GenerateRequest]], live_rows: int | None
+    ) -> Iterator[Indexed]:
+        """Rounds of at most `live_rows` rows, nearly all of them unfinished for as long as requests wait.
+
+        None is launched ahead: writing to the buffer while a round in flight reads it would copy it whole.
+        """
+        first = list(islice(waiting, live_rows))
+        if not first:
+            return
+        batch = yield from self._begun(first)
+        while True:
+            free = [place for place, row in enumerate(batch.rows) if row.finished]
+            if LEAVING * len(free) < len(batch.rows):
+                yield from self._land(batch, self._launch(batch))
+                continue
+            newcomers = list(islice(waiting, len(free)))
+            if not newcomers and len(free) == len(batch.rows):
+                return
+            yield from self._refill(batch, free, newcomers)
+
+    def _refill(
+        self, batch: Batch, free: Sequence[int], newcomers: Sequence[tuple[int, GenerateRequest]]
+    ) -> Iterator[Indexed]:
+        """Rows in `free` places leave; newcomers take these places, and the batch shrinks by the others."""
+        if newcomers:
+            begun = yield from self._begun(newcomers)
+            with self._lock:
+                batch.replace(free[: len(newcomers)], begun)
+        empty = set(free[len(newcomers) :])
+        if empty:
+            with self._lock:
+                batch.select([place for place in range(len(batch.rows)) if place not in empty])
+
+    def _begun(self, requests: Sequence[tuple[int, GenerateRequest]]) -> Generator[Indexed, None, Batch]:
+        """A batch of these requests, run until each has its first token."""
+        for index, request in requests:
+            yield index, Started(len(request.prompt), 0, perf_counter())
+        batch = self._admit(requests)
+        while not all(row.produced for row in batch.rows):
+            yield from self._land(batch, self._launch(batch))
+        return batch
 
     def _admit(self, requests: Sequence[tuple[int, GenerateRequest]]) -> Batch:
         spec, n = self.target.spec, len(requests)
@@ -104,12 +159,13 @@ class Engine:
         states = self.target.new_rows(n, rectangle=self._rectangle)
         return Batch(rows, states, draft, RowNoise.of_seeds([r.sampling.seed for _, r in requests]))
 
-    def _decode(self, batch: Batch) -> Iterator[tuple[int, EngineEvent]]:
+    def _decode(self, batch: Batch) -> Iterator[Indexed]:
         """Rounds until every row is finished. Rows leave only while no round is in flight."""
         pending = self._launch(batch)
         while True:
             ahead = None
-            if self._may_run_ahead(batch, pending):
+            leaving = any(row.finished for row in batch.rows)
+            if not leaving and self._loop.may_run_ahead(batch, pending):
                 ahead = self._launch(batch, pending)
             yield from self._land(batch, pending, ahead)
             if all(row.finished for row in batch.rows):
@@ -117,7 +173,7 @@ class Engine:
                     ahead.transaction.rollback()
                 return
             if ahead is None:
-                if self._leaving(batch):
+                if any(row.finished for row in batch.rows):
                     batch.select([i for i, row in enumerate(batch.rows) if not row.finished])
                 ahead = self._launch(batch)
             pending = ahead
@@ -127,21 +183,10 @@ class Engine:
         with self._lock:
             return self._loop.launch(batch) if last is None else self._loop.launch_ahead(batch, last)
 
-    def _may_run_ahead(self, batch: Batch, pending: Round) -> bool:
-        """A rectangle never does: writing to it while a round in flight reads it would copy it whole."""
-        return not self._rectangle and not self._leaving(batch) and self._loop.may_run_ahead(batch, pending)
-
-    def _leaving(self, batch: Batch) -> bool:
-        """Whether finished rows should leave now: at once where that is free, else a quarter at a time."""
-        finished = sum(row.finished for row in batch.rows)
-        return 4 * finished >= len(batch.rows) if self._rectangle else finished > 0
-
-    def _land(
-        self, batch: Batch, pending: Round, ahead: Round | None = None
-    ) -> Iterator[tuple[int, EngineEvent]]:
+    def _land(self, batch: Batch, pending: Round, ahead: Round | None = None) -> Iterator[Indexed]:
         """Land a round and hand out its events; the time that their reader takes is noted on `ahead`."""
         with self._lock:
-            events = [(row.index, event) for row, event in self._loop.land(batch, pending)]
+            events = self._loop.land(batch, pending)
         for row in batch.rows:
             if row.reason is not None and not row.announced:
                 row.announced = True

@@ -18,7 +18,8 @@ from mlx_dspark.engine.accept import Acceptance, accept
 from mlx_dspark.engine.row import Row
 from mlx_dspark.foundation.events import Committed, EngineEvent, Prefilled, RoundReport, TokenLogprob
 from mlx_dspark.nn.noise import RowNoise
-from mlx_dspark.state.rows import RowStates, Transaction
+from mlx_dspark.nn.row_sampling import RowSampling
+from mlx_dspark.state.rows import RowStates, Transaction, replaced
 
 
 @dataclass
@@ -30,12 +31,31 @@ class Batch:
     draft: DraftRows | None
     noise: RowNoise
 
+    def __post_init__(self) -> None:
+        self._read_settings()
+
+    def _read_settings(self) -> None:
+        self.sampling = RowSampling(row.request.sampling for row in self.rows)
+
     def join(self, other: Batch) -> None:
         self.rows += other.rows
         self.states.join(other.states)
         if self.draft is not None and other.draft is not None:
             self.draft.join(other.draft)
         self.noise = self.noise.joined(other.noise)
+        self._read_settings()
+
+    def replace(self, places: Sequence[int], other: Batch) -> None:
+        """The rows of `other` take these places."""
+        both, held = self.rows + other.rows, len(self.rows)
+        order = replaced(range(held), places, range(held, len(both)))
+        self.rows = [both[i] for i in order]
+        self.states.replace(places, other.states)
+        if self.draft is not None and other.draft is not None:
+            self.draft.join(other.draft)
+            self.draft.select(order)
+        self.noise = self.noise.joined(other.noise).select(order)
+        self._read_settings()
 
     def select(self, keep: Sequence[int]) -> None:
         self.rows = [self.rows[i] for i in keep]
@@ -43,6 +63,7 @@ class Batch:
         if self.draft is not None:
             self.draft.select(keep)
         self.noise = self.noise.select(keep)
+        self._read_settings()
 
 
 @dataclass
@@ -80,7 +101,7 @@ class VerifyLoop:
     def launch(self, batch: Batch) -> Round:
         """Build and schedule a round from committed tokens. Does not wait, unless the drafter must."""
         started = perf_counter()
-        depth = list(batch.states.depth)
+        depth = batch.states.depth
         certain = [row.tokens[d : d + self.prefill_chunk] for row, d in zip(batch.rows, depth, strict=True)]
         wants = [d + len(c) == len(row.tokens) for row, d, c in zip(batch.rows, depth, certain, strict=True)]
         caps, by_source = self._caps(batch, certain, wants)
@@ -100,7 +121,7 @@ class VerifyLoop:
             acceptance=None,
             features=None,
             launched_at=started,
-            parked=[row.caps.parked for row in batch.rows],
+            parked=self._parked(batch),
         )
         self._forward(batch, round_, feed, proposal, [row.history for row in batch.rows])
         return round_
@@ -126,7 +147,7 @@ class VerifyLoop:
             acceptance=None,
             features=None,
             launched_at=perf_counter(),
-            parked=[row.caps.parked for row in batch.rows],
+            parked=self._parked(batch),
         )
         self._forward(batch, round_, tokens[:, None], None, histories)
         return round_
@@ -152,6 +173,11 @@ class VerifyLoop:
             return True
         return self.drafter.blind(batch.draft, [row.tokens[-1] for row in batch.rows])
 
+    def _parked(self, batch: Batch) -> list[bool]:
+        if self.drafter is None:
+            return [False] * len(batch.rows)
+        return [row.caps.parked for row in batch.rows]
+
     def _caps(
         self, batch: Batch, certain: list[list[int]], wants: list[bool]
     ) -> tuple[list[int], dict[str, list[int]]]:
@@ -173,7 +199,7 @@ class VerifyLoop:
             anchors=[row.tokens[-1] for row in batch.rows],
             caps=caps,
             positions=list(batch.states.depth),
-            sampling=[row.request.sampling for row in batch.rows],
+            sampling=batch.sampling,
             noise=batch.noise,
             by_source=by_source,
         )
@@ -198,7 +224,7 @@ class VerifyLoop:
                 round_.drafts if round_.drafts is not None else none,
                 round_.lengths,
                 proposal.q if proposal is not None and round_.drafts is not None else None,
-                [row.request.sampling for row in batch.rows],
+                batch.sampling,
                 histories,
                 batch.noise,
                 mx.array([d + c for d, c in zip(round_.depth, round_.certain, strict=True)], dtype=mx.int32),
@@ -207,34 +233,37 @@ class VerifyLoop:
 
     # land ----------------------------------------------------------------------------------------
 
-    def land(self, batch: Batch, round_: Round) -> list[tuple[Row, EngineEvent]]:
+    def land(self, batch: Batch, round_: Round) -> list[tuple[int, EngineEvent]]:
         """Wait for the round, commit what each row keeps, tell the drafter; returns the events, in order."""
-        n = len(batch.rows)
         mx.eval(_results(round_) or batch.states.arrays())
-        landed_at = perf_counter()
-        outcome = _Outcome.of(round_, n)
-        keep, seen, events = [], [], []
-        drafted, accepted = [0] * n, [0] * n
+        n = len(batch.rows)
+        outcome, reports = _Outcome.of(round_, n), _Reports(round_, n, perf_counter())
+        keep, drafted, accepted = [0] * n, [0] * n, [0] * n
+        events: list[tuple[int, EngineEvent]] = []
         for r, row in enumerate(batch.rows):
-            if row.finished:
-                keep.append(0)
-                seen.append([])
+            if row.reason is not None:
                 continue
-            certain = row.tokens[round_.depth[r] : round_.depth[r] + round_.certain[r]]
             taken: list[int] = []
             if round_.wants[r]:
                 taken = row.commit(outcome.committed(r))
                 drafted[r], accepted[r] = round_.lengths[r], min(outcome.accepted[r], len(taken))
                 if row.history is not None:
                     row.history = row.history.extended(mx.array(taken, dtype=mx.int32))
-            fed = certain + taken[:-1]
-            keep.append(len(fed))
-            seen.append(fed)
-            report = _report(batch, round_, r, accepted[r], len(taken), landed_at)
-            row.caps.observe(report)
-            events += _events(row, report, taken, outcome.logprobs(r, taken, row))
+            keep[r] = round_.certain[r] + len(taken[:-1])
+            report = reports.of(r, accepted[r], len(taken))
+            if self.drafter is not None:
+                row.caps.observe(report)
+            total = len(row.request.prompt)
+            if report.depth < total:
+                done = min(report.depth + report.certain, total)
+                events.append((row.index, Prefilled(done, total, report)))
+            if taken:
+                logprobs = outcome.logprobs(r, taken, row)
+                events.append((row.index, Committed(tuple(taken), report, logprobs)))
         round_.transaction.commit(keep)
         if self.drafter is not None and batch.draft is not None:
+            fed = zip(batch.rows, round_.depth, keep, strict=True)
+            seen = [row.tokens[depth : depth + kept] for row, depth, kept in fed]
             self.drafter.observe(batch.draft, Observation(seen, round_.features, drafted, accepted))
         return events
 
@@ -281,7 +310,7 @@ def _results(round_: Round) -> list[mx.array]:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A round's results as Python numbers."""
+    """A round's results as Python numbers; `drafts` is empty when no row drafted."""
 
     accepted: list[int]
     next: list[int]
@@ -293,21 +322,25 @@ class _Outcome:
     def of(cls, round_: Round, n: int) -> _Outcome:
         a = round_.acceptance
         if a is None:
-            return cls([0] * n, [0] * n, [[]] * n, None, None)
+            return cls([0] * n, [0] * n, [], None, None)
         return cls(
             accepted=a.accepted.tolist() if round_.drafts is not None else [0] * n,  # type: ignore[arg-type]
             next=a.next.tolist(),  # type: ignore[arg-type]
-            drafts=round_.drafts.tolist() if round_.drafts is not None else [[]] * n,  # type: ignore[arg-type]
+            drafts=round_.drafts.tolist() if round_.drafts is not None else [],  # type: ignore[arg-type]
             chosen=a.logprobs.tolist() if a.logprobs is not None else None,  # type: ignore[arg-type]
             top=(a.top[0].tolist(), a.top[1].tolist()) if a.top is not None else None,  # type: ignore[arg-type]
         )
 
     def committed(self, row: int) -> list[int]:
+        if not self.drafts:
+            return [self.next[row]]
         return [*self.drafts[row][: self.accepted[row]], self.next[row]]
 
     def logprobs(self, r: int, taken: Sequence[int], row: Row) -> tuple[TokenLogprob, ...]:
+        if self.chosen is None:
+            return ()
         wanted = row.request.sampling.logprobs
-        if wanted is None or self.chosen is None:
+        if wanted is None:
             return ()
         answer = []
         for slot, token in enumerate(taken):
@@ -318,33 +351,37 @@ class _Outcome:
         return tuple(answer)
 
 
-def _report(
-    batch: Batch, round_: Round, r: int, accepted: int, committed: int, landed_at: float
-) -> RoundReport:
-    return RoundReport(
-        launched_at=round_.launched_at,
-        landed_at=landed_at,
-        rows=len(batch.rows),
-        width=round_.transaction.width,
-        certain=round_.certain[r],
-        cap=round_.caps[r],
-        drafted=round_.lengths[r],
-        accepted=accepted,
-        committed=committed,
-        depth=round_.depth[r],
-        source=round_.sources[r] if round_.lengths[r] else "",
-        parked=round_.parked[r] and round_.wants[r],
-        waited=round_.waited,
-    )
+class _Reports:
+    """The reports of one landed round. Rows that saw the same share one: with many rows, making one for each
+    would be the most expensive part of landing."""
 
+    def __init__(self, round_: Round, rows: int, landed_at: float) -> None:
+        self._round = round_
+        self._rows = rows
+        self._landed_at = landed_at
+        self._made: dict[tuple[object, ...], RoundReport] = {}
 
-def _events(
-    row: Row, report: RoundReport, taken: list[int], logprobs: tuple[TokenLogprob, ...]
-) -> list[tuple[Row, EngineEvent]]:
-    total = len(row.request.prompt)
-    events: list[tuple[Row, EngineEvent]] = []
-    if report.depth < total:
-        events.append((row, Prefilled(min(report.depth + report.certain, total), total, report)))
-    if taken:
-        events.append((row, Committed(tuple(taken), report, logprobs)))
-    return events
+    def of(self, r: int, accepted: int, committed: int) -> RoundReport:
+        round_ = self._round
+        depth, certain, drafted = round_.depth[r], round_.certain[r], round_.lengths[r]
+        source = round_.sources[r] if drafted else ""
+        parked = round_.parked[r] and round_.wants[r]
+        seen = (depth, certain, round_.caps[r], drafted, accepted, committed, source, parked)
+        report = self._made.get(seen)
+        if report is None:
+            report = self._made[seen] = RoundReport(
+                launched_at=round_.launched_at,
+                landed_at=self._landed_at,
+                rows=self._rows,
+                width=round_.transaction.width,
+                certain=certain,
+                cap=round_.caps[r],
+                drafted=drafted,
+                accepted=accepted,
+                committed=committed,
+                depth=depth,
+                source=source,
+                parked=parked,
+                waited=round_.waited,
+            )
+        return report

@@ -12,7 +12,8 @@ from mlx_dspark.foundation.request import FinishReason, GenerateRequest
 class Row:
     """`tokens` is prompt and output; all but those past the state's depth are fed already.
 
-    The newest committed token, once there is one, is the anchor: committed, not yet fed.
+    The newest committed token, once there is one, is the anchor: committed, not yet fed. `budget` counts the
+    tokens it may still commit.
     """
 
     def __init__(
@@ -23,6 +24,7 @@ class Row:
         self.caps = caps
         self.tokens = list(request.prompt)
         self.limit = limit
+        self.budget = limit
         self.reason: FinishReason | None = None
         self.announced = False
         sampling = request.sampling
@@ -30,12 +32,7 @@ class Row:
 
     @property
     def produced(self) -> int:
-        return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def budget(self) -> int:
-        """Tokens it may still commit."""
-        return self.limit - self.produced
+        return self.limit - self.budget
 
     @property
     def finished(self) -> bool:
@@ -45,11 +42,12 @@ class Row:
         """Take tokens until one ends the text; returns those taken."""
         taken = []
         for token in tokens:
-            self.tokens.append(token)
             taken.append(token)
+            self.budget -= 1
             self.reason = self._ending(token)
-            if self.finished:
+            if self.reason is not None:
                 break
+        self.tokens += taken
         return taken
 
     def _ending(self, token: int) -> FinishReason | None:

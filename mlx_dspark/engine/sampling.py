@@ -13,7 +13,8 @@ import mlx.core as mx
 
 from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.request import SamplingParams
-from mlx_dspark.nn.sampling import by_kind, take_rows
+from mlx_dspark.nn.parting import Part
+from mlx_dspark.nn.row_sampling import RowSampling
 
 
 def check_sampling(sampling: SamplingParams, vocab: int) -> None:
@@ -61,20 +62,19 @@ def shape_logits(
     The repetition penalty divides a positive logit of a seen token and multiplies a negative one (after
     Keskar et al. 2019, "CTRL"). Raises ValueError for a penalised row without a history.
     """
-    penalised = [row.penalised for row in sampling]
-    if any(penalised):
+    settings = RowSampling.of(sampling)
+    if settings.by_penalty is not None:
+        unshaped = logits
 
-        def shape(rows: Sequence[int]) -> mx.array:
-            of_kind = take_rows(logits, rows).astype(mx.float32)
-            if not penalised[rows[0]]:
+        def shape(penalised: bool, part: Part) -> mx.array:
+            of_kind = part.take(unshaped).astype(mx.float32)
+            if not penalised:
                 return of_kind
-            remembered = [_history(histories[row], row) for row in rows]
-            return _penalised(
-                of_kind, take_rows(draft_tokens, rows), remembered, [sampling[row] for row in rows]
-            )
+            remembered = [_history(histories[row], row) for row in part.rows]
+            return _penalised(of_kind, part.take(draft_tokens), remembered, part.pick(settings))
 
-        logits = by_kind(penalised, shape)
-    return _biased(logits, sampling)
+        logits = settings.by_penalty.each(shape)
+    return _biased(logits, settings)
 
 
 def _history(history: RowHistory | None, row: int) -> RowHistory:
@@ -115,10 +115,9 @@ def _draft_counts(draft_tokens: mx.array, vocab: int) -> mx.array:
     return mx.cumsum(added.at[row, slot, draft_tokens].add(1), axis=1)
 
 
-def _biased(logits: mx.array, sampling: Sequence[SamplingParams]) -> mx.array:
-    biases = [(row, token, bias) for row, s in enumerate(sampling) for token, bias in s.logit_bias.items()]
-    if not biases:
+def _biased(logits: mx.array, settings: RowSampling) -> mx.array:
+    if not settings.biases:
         return logits
-    rows, tokens, values = zip(*biases, strict=True)
+    rows, tokens, values = zip(*settings.biases, strict=True)
     added = mx.array(values, dtype=mx.float32)[:, None]
     return logits.astype(mx.float32).at[mx.array(rows), :, mx.array(tokens)].add(added)

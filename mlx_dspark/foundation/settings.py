@@ -68,7 +68,7 @@ class LoadSettings(Settings):
         About(
             Words("a folder or a repository"),
             "A DSpark or DFlash drafter made for the model; its own config says which of the two it is.",
-            unset="the one shipped for the model, if any",
+            unset="the one shipped with the model, if any",
         ),
     ] = None
     max_draft: Annotated[
@@ -77,7 +77,7 @@ class LoadSettings(Settings):
             Drafts(),
             "Most drafts verified in a round. auto: chosen anew each round. 0 or full: the whole block; use "
             "--mode baseline for plain decoding.",
-            unset="derived at load",
+            unset="auto with the drafter shipped with the model, else whole blocks or none",
         ),
     ] = None
     lookup_drafts: Annotated[
@@ -99,9 +99,13 @@ class LoadSettings(Settings):
         About(Number(0, 1), "End a block early where the drafter's own confidence falls below this. 0: off."),
     ] = 0.0
     drafter_bits: Annotated[
-        int,
-        About(Choice((0, 4, 8)), "Quantize the drafter to this many bits at load. 0: leave it."),
-    ] = 4
+        int | None,
+        About(
+            Choice((0, 4, 8), optional=True),
+            "Quantize the drafter to this many bits at load. 0: leave it.",
+            unset="4, or as it is stored where that is quantized",
+        ),
+    ] = None
     drafter_window: Annotated[
         int, About(Whole(0), "The drafter sees this many of the newest tokens. 0: all of them.")
     ] = 4096
@@ -232,14 +236,24 @@ class TrainSettings(Settings):
     self_prompts: Annotated[
         int, About(Whole(0), "Let the target write this many user turns itself, and answer them.")
     ] = 0
-    data: Annotated[
+    self_openers: Annotated[
         str | os.PathLike[str] | None,
         About(
-            Words("a folder"),
-            "Where the answers are kept; several runs may share it.",
-            unset="OUTPUT/run/data",
+            Words("a file"),
+            "How these turns begin, a line each; or JSON lines with `begin` and perhaps `end`, the words "
+            "that a turn closes with.",
+            unset="common ways to begin",
         ),
     ] = None
+    data: Annotated[
+        str | Sequence[str],
+        About(
+            Texts(),
+            "Where the answers are kept; several runs may share it. When repeated, new answers go into the "
+            "first folder, and those of all are trained on.",
+            unset="OUTPUT/run/data",
+        ),
+    ] = ()
     held_out: Annotated[
         str | Sequence[str],
         About(Texts(), "A file of prompts to evaluate on, never trained on; may be repeated."),
@@ -368,6 +382,7 @@ class TrainSettings(Settings):
         int,
         About(
             Choice((0, 4, 8)),
-            "Store the drafter quantized to this many bits. 0: bfloat16, which others read.",
+            "Store the drafter quantized to this many bits, for which the end of the run trains it. "
+            "0: bfloat16, which others read.",
         ),
     ] = 0

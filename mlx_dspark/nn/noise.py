@@ -63,7 +63,7 @@ class RowNoise:
 
         Float32 and finite, so a token of probability 0 is never chosen and one of probability 1 always is.
         """
-        return self._gumbel(positions, vocab, [_TOKEN] * len(self.seeded))
+        return self._gumbel(positions, vocab, _TOKEN)
 
     def draft_gumbel(self, positions: mx.array, vocab: int) -> mx.array:
         """What a drafter draws with; shapes as in `gumbel`.
@@ -72,25 +72,26 @@ class RowNoise:
         without knowing each other (Daliri, Musco & Musco 2024). Other rows get an independent stream, which
         rejection sampling needs.
         """
-        return self._gumbel(positions, vocab, [_TOKEN if seeded else _DRAFT for seeded in self.seeded])
+        purposes = [_TOKEN if seeded else _DRAFT for seeded in self.seeded]
+        return self._gumbel(positions, vocab, mx.array(purposes, dtype=mx.uint32)[:, None])
 
     def uniform(self, positions: mx.array) -> mx.array:
         """For accepting the draft at each position: `[rows, width]` to `[rows, width]` float32 in [0, 1)."""
-        return self._uniform(positions, 1, [_ACCEPT] * len(self.seeded))[..., 0]
+        return self._uniform(positions, 1, _ACCEPT)[..., 0]
 
-    def _gumbel(self, positions: mx.array, vocab: int, purposes: list[int]) -> mx.array:
+    def _gumbel(self, positions: mx.array, vocab: int, purpose: int | mx.array) -> mx.array:
         """-log of a unit exponential. `log1p` near 0, where float32 is densest, gives the winners of the race
         all 32 bits of the uniform; `log` near 1 would leave them 24."""
         padded = -(-vocab // _LANES) * _LANES
-        uniform = mx.maximum(self._uniform(positions, padded, purposes), _SMALLEST)
+        uniform = mx.maximum(self._uniform(positions, padded, purpose), _SMALLEST)
         return -mx.log(-mx.log1p(-uniform))[..., :vocab]
 
-    def _uniform(self, positions: mx.array, count: int, purposes: list[int]) -> mx.array:
+    def _uniform(self, positions: mx.array, count: int, purpose: int | mx.array) -> mx.array:
         rows, width = positions.shape
         if rows * width == 0:
             return mx.zeros((rows, width, count))
         first = self.keys[:, :1] + positions.astype(mx.uint32)
-        second = self.keys[:, 1:] ^ mx.array(purposes, dtype=mx.uint32)[:, None]
+        second = self.keys[:, 1:] ^ mx.array(purpose, dtype=mx.uint32)
         folded = mx.stack([first, mx.broadcast_to(second, first.shape)], axis=-1).reshape(rows * width, 2)
         draws = mx.vmap(lambda key: mx.random.uniform(shape=(count,), key=key))(folded)
         return draws.reshape(rows, width, count)

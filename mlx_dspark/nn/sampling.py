@@ -7,14 +7,14 @@ Rows of different settings share a call, and a row's result does not depend on i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.nn.noise import RowNoise
-
-_FEWEST_CANDIDATES = 64
+from mlx_dspark.nn.parting import Part
+from mlx_dspark.nn.row_sampling import RowSampling
 
 
 def distribution(logits: mx.array, sampling: Sequence[SamplingParams]) -> mx.array:
@@ -33,18 +33,16 @@ def log_weights(logits: mx.array, sampling: Sequence[SamplingParams]) -> mx.arra
     The arg-max of this plus Gumbel noise is a draw from `distribution`. NaN logits give some token of the
     vocabulary and no error.
     """
-    vocab = logits.shape[-1]
-    kinds = [None if row.greedy else _candidates(row, vocab) for row in sampling]
+    vocab, settings = logits.shape[-1], RowSampling.of(sampling)
 
-    def weigh(rows: Sequence[int]) -> mx.array:
-        count = kinds[rows[0]]
-        of_kind = take_rows(logits, rows)
-        if count is None:
+    def weigh(candidates: int | None, part: Part) -> mx.array:
+        of_kind = part.take(logits)
+        if candidates is None:
             best = mx.argmax(of_kind, axis=-1, keepdims=True)
             return mx.where(mx.arange(vocab) == best, 0.0, -math.inf)
-        return _sampled_weights(of_kind.astype(mx.float32), [sampling[row] for row in rows], count)
+        return _sampled_weights(of_kind.astype(mx.float32), settings.of_part(part), candidates)
 
-    return by_kind(kinds, weigh)
+    return settings.by_candidates(vocab).each(weigh)
 
 
 def draw(
@@ -54,71 +52,29 @@ def draw(
 
     `positions` `[rows, width]` are those of the tokens drawn. Greedy rows need no noise and no float32 copy.
     """
-    greedy = [row.greedy for row in sampling]
+    settings = RowSampling.of(sampling)
 
-    def choose(rows: Sequence[int]) -> mx.array:
-        scores = take_rows(logits, rows)
-        if not greedy[rows[0]]:
-            gumbel = noise.select(rows).gumbel(take_rows(positions, rows), logits.shape[-1])
-            scores = log_weights(scores, [sampling[row] for row in rows]) + gumbel
+    def choose(greedy: bool, part: Part) -> mx.array:
+        scores = part.take(logits)
+        if not greedy:
+            gumbel = noise.select(part.rows).gumbel(part.take(positions), logits.shape[-1])
+            scores = log_weights(scores, settings.of_part(part)) + gumbel
         return mx.argmax(scores, axis=-1).astype(mx.int32)
 
-    return by_kind(greedy, choose)
+    return settings.by_greed.each(choose)
 
 
-def take_rows(values: mx.array, rows: Sequence[int]) -> mx.array:
-    """These rows of `values`; `values` itself when that is all of them."""
-    if list(rows) == list(range(values.shape[0])):
-        return values
-    return mx.take(values, mx.array(list(rows), dtype=mx.int32), axis=0)
-
-
-def by_kind(kinds: Sequence[Hashable], compute: Callable[[Sequence[int]], mx.array]) -> mx.array:
-    """`compute` once for the rows of each kind, and the results back in row order."""
-    rows_of_kind: dict[Hashable, list[int]] = {}
-    for row, kind in enumerate(kinds):
-        rows_of_kind.setdefault(kind, []).append(row)
-    results = [compute(rows) for rows in rows_of_kind.values()]
-    if len(results) == 1:
-        return results[0]
-    order = [row for rows in rows_of_kind.values() for row in rows]
-    return take_rows(mx.concatenate(results), sorted(range(len(order)), key=order.__getitem__))
-
-
-def _active_top_k(row: SamplingParams, vocab: int) -> int:
-    """top_k, or the whole vocabulary when it is off or larger."""
-    return min(row.top_k or vocab, vocab)
-
-
-def _candidates(row: SamplingParams, vocab: int) -> int:
-    """How many of the largest logits must be put in order: 0 when no filter needs any.
-
-    A power of two, so that near-equal settings share a call, or the whole vocabulary, where a partial sort
-    would save nothing.
-    """
-    top_k = _active_top_k(row, vocab)
-    if top_k == vocab:
-        return 0 if row.top_p >= 1 else vocab
-    count = max(_FEWEST_CANDIDATES, 1 << (top_k - 1).bit_length())
-    return count if 4 * count <= vocab else vocab
-
-
-def _column(values: list[float]) -> mx.array:
-    return mx.array(values, dtype=mx.float32)[:, None, None]
-
-
-def _sampled_weights(logits: mx.array, sampling: Sequence[SamplingParams], candidates: int) -> mx.array:
+def _sampled_weights(logits: mx.array, settings: RowSampling, candidates: int) -> mx.array:
     """The weights of non-greedy rows. Filters compare the logits themselves wherever they can: dividing and
     subtracting rounds, and would make ties that are not there."""
-    temperature = _column([row.temperature for row in sampling])
     most = mx.max(logits, axis=-1, keepdims=True)
     most = mx.where(mx.isfinite(most), most, 0.0)
-    weights = (logits - most) / temperature
+    weights = (logits - most) / settings.temperature
     kept = None
     if candidates:
-        kept = logits >= _least_kept(logits, weights, most, temperature, sampling, candidates)
-    if any(row.min_p > 0 for row in sampling):
-        near = weights >= _column([math.log(row.min_p) if row.min_p > 0 else -math.inf for row in sampling])
+        kept = logits >= _least_kept(logits, weights, most, settings, candidates)
+    if settings.log_min_p is not None:
+        near = weights >= settings.log_min_p
         kept = near if kept is None else kept & near
     return weights if kept is None else mx.where(kept, weights, -math.inf)
 
@@ -127,21 +83,21 @@ def _least_kept(
     logits: mx.array,
     weights: mx.array,
     most: mx.array,
-    temperature: mx.array,
-    sampling: Sequence[SamplingParams],
+    settings: RowSampling,
     candidates: int,
 ) -> mx.array:
     """The smallest logit that top-k and top-p leave in, never above the largest: `[rows, width, 1]`."""
     vocab = logits.shape[-1]
     largest = logits if candidates == vocab else mx.topk(logits, candidates, axis=-1)
     ranked = mx.sort(largest, axis=-1)
-    top_k = mx.array([_active_top_k(row, vocab) for row in sampling])[:, None, None]
+    top_k = settings.top_k(vocab)
     among_k = mx.arange(candidates) >= candidates - top_k
     kth = mx.min(mx.where(among_k, ranked, math.inf), axis=-1, keepdims=True)
-    if all(row.top_p >= 1 for row in sampling):
+    if settings.top_p is None:
         return kth
-    top_p = _column([row.top_p if row.top_p < 1 else math.inf for row in sampling])
     total = mx.sum(mx.where(logits >= kth, mx.exp(weights), 0.0), axis=-1, keepdims=True)
-    preceding = mx.cumsum(mx.exp((ranked - most) / temperature), axis=-1, reverse=True, inclusive=False)
-    inside = among_k & (preceding < top_p * total)
+    preceding = mx.cumsum(
+        mx.exp((ranked - most) / settings.temperature), axis=-1, reverse=True, inclusive=False
+    )
+    inside = among_k & (preceding < settings.top_p * total)
     return mx.minimum(mx.min(mx.where(inside, ranked, math.inf), axis=-1, keepdims=True), most)

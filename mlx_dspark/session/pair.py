@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
@@ -59,16 +60,21 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
     from mlx_dspark.catalog.checkpoint import load_checkpoint
     from mlx_dspark.catalog.progress import silent
     from mlx_dspark.catalog.resolve import resolve_model
+    from mlx_dspark.catalog.shipped import may_have_shipped_drafter, shipped_drafter
     from mlx_dspark.targets.load import load_target, refuse_untracked_states
 
     report = progress or silent
-    drafting = drafting_mode(settings)
     cache_dir = default_cache_dir()
     named = None if settings.model is None else str(settings.model)
+    may_ship = uses_shipped(settings) and may_have_shipped_drafter(named)
+    if not may_ship:
+        drafting_mode(settings)
     found = resolve_model(
         named, cache_dir=cache_dir, trust_remote_code=settings.trust_remote_code, progress=report
     )
-    drafter, model, mode = _drafter(settings, drafting, report)
+    shipped = shipped_drafter(found) if may_ship else None
+    drafting = drafting_mode(settings, has_shipped=shipped is not None)
+    drafter, model, mode = _drafter(settings, drafting, shipped, report)
     checkpoint = load_checkpoint(found, progress=report, accept=refuse_untracked_states)
     target = load_target(checkpoint, cpu_weights=settings.cpu_weights, cache_dir=cache_dir, progress=report)
     if drafter is not None:
@@ -83,19 +89,25 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
         frozenset(checkpoint.eos_token_ids),
         mode,
         checkpoint.name,
-        settings.max_draft,
+        "auto" if shipped is not None and settings.max_draft is None else settings.max_draft,
         target.report,
     )
 
 
-def drafting_mode(settings: LoadSettings) -> str:
-    """`model`, `lookup` or `baseline`: who drafts, as far as the settings alone can tell.
+def uses_shipped(settings: LoadSettings) -> bool:
+    """Whether a drafter that is shipped with the model would be used."""
+    return settings.drafter is None and settings.mode not in ("lookup", "baseline")
+
+
+def drafting_mode(settings: LoadSettings, *, has_shipped: bool = False) -> str:
+    """`model`, `lookup` or `baseline`: who drafts. `has_shipped`: a drafter is shipped with the model.
 
     Raises UsageError where settings contradict each other: none is accepted and then ignored.
     """
-    if settings.mode in ("dspark", "dflash") and settings.drafter is None:
+    has_drafter = settings.drafter is not None or has_shipped
+    if settings.mode in ("dspark", "dflash") and not has_drafter:
         raise UsageError(
-            f"mode is {settings.mode!r}, and no drafter is given.",
+            f"mode is {settings.mode!r}, no drafter is given, and none is shipped with this model.",
             "Name one with --drafter, or choose --mode lookup, which needs none.",
             field="mode",
         )
@@ -105,9 +117,8 @@ def drafting_mode(settings: LoadSettings) -> str:
             "Leave one of the two out.",
             field="drafter",
         )
-    drafting = (
-        settings.mode if settings.mode == "baseline" else "lookup" if settings.drafter is None else "model"
-    )
+    takes_drafter = has_drafter and settings.mode not in ("lookup", "baseline")
+    drafting = "baseline" if settings.mode == "baseline" else "model" if takes_drafter else "lookup"
     unused = {"model": (), "lookup": _DRAFTER_KNOBS, "baseline": (*_DRAFTER_KNOBS, *_DRAFTING_KNOBS)}
     _refuse_unused(settings, unused[drafting], _USED_WITH[drafting])
     return drafting
@@ -133,19 +144,24 @@ def _refuse_unused(settings: LoadSettings, unused: Sequence[str], advice: str) -
 
 
 def _drafter(
-    settings: LoadSettings, drafting: str, progress: Progress
+    settings: LoadSettings, drafting: str, shipped: Path | None, progress: Progress
 ) -> tuple[Drafter | None, BlockDrafter | None, str]:
-    """The drafter, not yet bound; the model drafter in it, if any; and the mode it amounts to."""
+    """The drafter, not yet bound; the model drafter in it, if any; and the mode it amounts to.
+
+    `shipped` is the folder of the drafter that is shipped with the model, None where another one is to be
+    used or there is none.
+    """
     from mlx_dspark.drafters.first_hit import FirstHit
 
     if drafting == "baseline":
         return None, None, "baseline"
     if drafting == "lookup":
         return lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft), None, "lookup"
-    model = _model_drafter(settings, progress)
+    model = _model_drafter(settings, shipped, progress)
     if settings.mode not in ("auto", model.name):
+        called = settings.drafter or "shipped with the model"
         raise DrafterMismatch(
-            f"mode is {settings.mode!r}, and the drafter {settings.drafter} is a {model.name} drafter.",
+            f"mode is {settings.mode!r}, and the drafter {called} is a {model.name} drafter.",
             f"Use --mode {model.name} or --mode auto.",
             field="mode",
         )
@@ -172,12 +188,13 @@ def lookup_drafter(
     return LookupDrafter(min_n=min_n, max_n=max_n, max_draft=usual, long_draft=long_draft)
 
 
-def _model_drafter(settings: LoadSettings, progress: Progress) -> BlockDrafter:
+def _model_drafter(settings: LoadSettings, shipped: Path | None, progress: Progress) -> BlockDrafter:
     from mlx_dspark.catalog.progress import LoadProgress
     from mlx_dspark.catalog.resolve import resolve_drafter
     from mlx_dspark.drafters.load import load_drafter
 
-    found = resolve_drafter(str(settings.drafter), progress=progress)
+    named = str(settings.drafter if shipped is None else shipped)
+    found = resolve_drafter(named, progress=progress)
     progress(LoadProgress(f"reading drafter {found.name}"))
     return load_drafter(
         found.path,

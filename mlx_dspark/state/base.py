@@ -1,8 +1,9 @@
 """What every kind of layer state promises.
 
-A state holds rows. A round opens a transaction with `begin(width)`, the model writes `width` positions per
-row, and `commit(keep)` keeps the first `keep[row]` of them. At most two transactions are open; they close
-first in, first out, and the second starts from the assumption that the first keeps everything.
+A state holds rows. A round opens a transaction with `begin(span)`, the model writes the span's positions, and
+`commit(keep)` keeps the first `keep[row]` of them. At most two transactions are open; they close first in,
+first out, and the second starts from the assumption that the first keeps everything. How deep each row is
+filled is kept once for all layers, in `RowStates`.
 
 Laws, for every kind:
 1. feeding `w` and committing `k` equals feeding and committing the first `k`;
@@ -10,16 +11,48 @@ Laws, for every kind:
 3. commits compose;
 4. rows do not see each other;
 5. a capture is unmoved by later writes;
-6. join, select, capture and restore are inverse where they should be.
+6. join, select, replace, capture and restore are inverse where they should be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import mlx.core as mx
+
+
+class Span:
+    """The `width` positions per row that a round writes, those of row `r` from `base[r]` on.
+
+    The layers of a batch share it, so what they read off it is worked out once a round.
+    """
+
+    def __init__(self, base: list[int], width: int) -> None:
+        self.base = base
+        self.width = width
+
+    @cached_property
+    def end(self) -> int:
+        """Where the deepest row's positions end."""
+        return max(self.base) + self.width
+
+    @cached_property
+    def level(self) -> bool:
+        """Whether all rows write at the same place."""
+        return min(self.base) + self.width == self.end
+
+    @cached_property
+    def offset(self) -> int | mx.array:
+        """`base` as mlx-lm's model code wants it: a number for one row, int32 `[rows]` for several."""
+        return self.base[0] if len(self.base) == 1 else mx.array(self.base, dtype=mx.int32)
+
+    @cached_property
+    def positions(self) -> mx.array:
+        """The positions written: int32 `[rows, 1, width, 1]`."""
+        return (mx.array(self.base, dtype=mx.int32)[:, None] + mx.arange(self.width))[:, None, :, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +70,8 @@ class LayerCapture:
 class LayerState(Protocol):
     """One layer's memory for some rows. Model code sees it as an mlx-lm cache."""
 
-    def begin(self, width: int) -> None:
-        """Open a transaction in which `width` positions per row will be written."""
+    def begin(self, span: Span) -> None:
+        """Open a transaction in which the positions of `span` will be written."""
         ...
 
     def commit(self, keep: Sequence[int]) -> None:
@@ -57,8 +90,12 @@ class LayerState(Protocol):
         """Keep these rows, in this order."""
         ...
 
-    def capture(self, row: int) -> LayerCapture:
-        """The committed content of a row."""
+    def replace(self, rows: Sequence[int], other: Any) -> None:
+        """The rows of `other`, which is as for `join`, take the places of these rows, in this order."""
+        ...
+
+    def capture(self, row: int, depth: int) -> LayerCapture:
+        """The content of a row of `depth` committed tokens."""
         ...
 
     def restore(self, row: int, capture: LayerCapture, to: int) -> None:

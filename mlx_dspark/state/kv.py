@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,21 +9,20 @@ import mlx.core as mx
 from mlx_lm.models.cache import create_attention_mask
 
 from mlx_dspark.kernels.attention import Attention, RowArrays, stock_attention
-from mlx_dspark.state.base import LayerCapture
+from mlx_dspark.state.base import LayerCapture, Span
 
 STEP = 256
 """Buffers grow by multiples of this many positions."""
 
 
 class _Row:
-    """Keys and values of one row: buffers `[1, kv_heads, size, head_dim]`; `depth` positions count."""
+    """Keys and values of one row: buffers `[1, kv_heads, size, head_dim]`."""
 
-    __slots__ = ("depth", "keys", "values")
+    __slots__ = ("keys", "values")
 
-    def __init__(self, keys: mx.array | None = None, values: mx.array | None = None, depth: int = 0) -> None:
+    def __init__(self, keys: mx.array | None = None, values: mx.array | None = None) -> None:
         self.keys = keys
         self.values = values
-        self.depth = depth
 
     def write(self, at: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write from position `at` on; return everything up to the last position written."""
@@ -54,80 +52,75 @@ def _grown(old: mx.array | None, like: mx.array, filled: int, end: int) -> mx.ar
 class KVState:
     """Key and value rows that grow without bound; any suffix can be taken back.
 
-    Speaks the mlx-lm cache protocol (`offset`, `update_and_fetch`, `make_mask`). Writing past `depth` costs
-    nothing to undo: what is not committed is overwritten. `attention` is how its rows are attended to.
+    Speaks the mlx-lm cache protocol (`offset`, `update_and_fetch`, `make_mask`). Writing past a row's depth
+    costs nothing to undo: what is not committed is overwritten. `attention` is how its rows are attended to.
     """
 
     def __init__(self, n: int = 1, attention: Attention = stock_attention) -> None:
         self.attention = attention
         self._rows = [_Row() for _ in range(n)]
-        self._open: deque[int] = deque()
-        self._base = [0] * n
+        self._span: Span | None = None
         self.offset: Any = 0
 
     # transaction ---------------------------------------------------------------------------------
 
-    def begin(self, width: int) -> None:
-        ahead = sum(self._open)
-        self._open.append(width)
-        self._base = [row.depth + ahead for row in self._rows]
-        self.offset = self._base[0] if len(self._rows) == 1 else mx.array(self._base, dtype=mx.int32)
+    def begin(self, span: Span) -> None:
+        self._span = span
+        self.offset = span.offset
 
     def commit(self, keep: Sequence[int]) -> None:
-        width = self._open.popleft()
-        assert len(keep) == len(self._rows)
-        for row, kept in zip(self._rows, keep, strict=True):
-            assert 0 <= kept <= width
-            row.depth += kept
+        del keep
+        self._span = None
 
     def rollback(self) -> None:
-        self._open.clear()
+        self._span = None
 
     # mlx-lm cache protocol -----------------------------------------------------------------------
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         """`[rows, kv_heads, width, head_dim]` in; everything up to and including it out."""
-        assert self._open, "a forward needs an open transaction"
-        assert keys.shape[2] == self._open[-1]
+        assert self._span is not None, "a forward needs an open transaction"
+        assert keys.shape[2] == self._span.width
+        base = self._span.base
         if len(self._rows) == 1:
-            return self._rows[0].write(self._base[0], keys, values)
+            return self._rows[0].write(base[0], keys, values)
         pairs = [
-            row.write(base, keys[i : i + 1], values[i : i + 1])
-            for i, (row, base) in enumerate(zip(self._rows, self._base, strict=True))
+            row.write(at, keys[i : i + 1], values[i : i + 1])
+            for i, (row, at) in enumerate(zip(self._rows, base, strict=True))
         ]
         return RowArrays(pair[0] for pair in pairs), RowArrays(pair[1] for pair in pairs)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         if len(self._rows) == 1:
-            return create_attention_mask(N, self._base[0], return_array, window_size)
+            return create_attention_mask(N, self.offset, return_array, window_size)
         assert window_size is None, "several rows of growing keys have no window"
         return None if N == 1 else "causal"
 
     # rows ----------------------------------------------------------------------------------------
 
     def join(self, other: KVState) -> None:
-        assert not self._open
-        assert not other._open
         self._rows += other._rows
 
     def select(self, rows: Sequence[int]) -> None:
-        assert not self._open
         self._rows = [self._rows[row] for row in rows]
 
-    def capture(self, row: int) -> LayerCapture:
+    def replace(self, rows: Sequence[int], other: KVState) -> None:
+        for row, theirs in zip(rows, other._rows, strict=True):
+            self._rows[row] = theirs
+
+    def capture(self, row: int, depth: int) -> LayerCapture:
         source = self._rows[row]
-        if source.keys is None or source.values is None or source.depth == 0:
+        if source.keys is None or source.values is None or depth == 0:
             return LayerCapture((), 0)
-        kept = tuple(mx.contiguous(a[..., : source.depth, :]) for a in (source.keys, source.values))
-        return LayerCapture(kept, source.depth)
+        kept = tuple(mx.contiguous(a[..., :depth, :]) for a in (source.keys, source.values))
+        return LayerCapture(kept, depth)
 
     def restore(self, row: int, capture: LayerCapture, to: int) -> None:
-        assert not self._open
         if to == 0:
             self._rows[row] = _Row()
             return
         keys, values = (mx.contiguous(array[..., :to, :]) for array in capture.arrays)
-        self._rows[row] = _Row(keys, values, to)
+        self._rows[row] = _Row(keys, values)
 
     def rewindable(self, depth: int, to: int) -> int:
         return min(depth, to)

@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlx_dspark.state.base import LayerCapture, LayerState
+from mlx_dspark.state.base import LayerCapture, LayerState, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ class Transaction:
 
 
 class RowStates:
-    """Layer states of some rows. `depth[r]` counts the committed tokens of row `r`."""
+    """Layer states of some rows. `depth[r]` counts the committed tokens of row `r`; the list itself is never
+    changed, only replaced."""
 
     def __init__(self, layers: Sequence[LayerState], n: int = 1) -> None:
         self.layers = list(layers)
@@ -73,8 +74,10 @@ class RowStates:
         """Open a transaction of `width` positions per row; at most two may be open."""
         assert width >= 1
         assert len(self._open) < 2, "at most two rounds are in flight"
+        ahead = sum(transaction.width for transaction in self._open)
+        span = Span([depth + ahead for depth in self.depth] if ahead else self.depth, width)
         for layer in self.layers:
-            layer.begin(width)
+            layer.begin(span)
         transaction = Transaction(self, width)
         self._open.append(transaction)
         return transaction
@@ -93,13 +96,13 @@ class RowStates:
         assert transaction.open
         assert self._open[0] is transaction, "transactions close first in, first out"
         assert all(keep[row] == 0 for row in transaction._void), "a voided row keeps nothing"
+        assert 0 <= min(keep) <= max(keep) <= transaction.width
         for layer in self.layers:
             layer.commit(keep)
         self._open.popleft()
-        for row, kept in enumerate(keep):
-            self.depth[row] += kept
-            if kept < transaction.width and self._open:
-                self._open[0]._void.add(row)
+        self.depth = [depth + kept for depth, kept in zip(self.depth, keep, strict=True)]
+        if self._open:
+            self._open[0]._void.update(row for row, kept in enumerate(keep) if kept < transaction.width)
 
     def _rollback(self, transaction: Transaction) -> None:
         assert transaction.open
@@ -114,7 +117,7 @@ class RowStates:
         assert not other._open
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.join(theirs)
-        self.depth += other.depth
+        self.depth = self.depth + other.depth
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
@@ -123,9 +126,19 @@ class RowStates:
             layer.select(rows)
         self.depth = [self.depth[row] for row in rows]
 
+    def replace(self, rows: Sequence[int], other: RowStates) -> None:
+        """The rows of `other`, which must not be used afterwards, take these places, in this order."""
+        assert not self._open
+        assert not other._open
+        assert len(rows) == len(other)
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            mine.replace(rows, theirs)
+        self.depth = replaced(self.depth, rows, other.depth)
+
     def capture(self, row: int) -> Capture:
         """The committed content of a row; later writes do not move it."""
-        return Capture(tuple(layer.capture(row) for layer in self.layers), self.depth[row])
+        depth = self.depth[row]
+        return Capture(tuple(layer.capture(row, depth) for layer in self.layers), depth)
 
     def restore(self, row: int, capture: Capture, to: int | None = None) -> None:
         """Make `row` what was captured, cut back to depth `to` (default: all of it).
@@ -137,7 +150,7 @@ class RowStates:
         assert self.rewindable(capture, depth) == depth
         for layer, kept in zip(self.layers, capture.layers, strict=True):
             layer.restore(row, kept, depth)
-        self.depth[row] = depth
+        self.depth = replaced(self.depth, [row], [depth])
 
     def rewindable(self, capture: Capture, to: int) -> int:
         """The furthest depth, at most `to`, that every layer can restore `capture` at."""
@@ -151,3 +164,11 @@ class RowStates:
     def arrays(self) -> list[mx.array]:
         """Every array held, for evaluation."""
         return [array for layer in self.layers for array in layer.arrays()]
+
+
+def replaced(old: Sequence[Any], places: Sequence[int], new: Sequence[Any]) -> list[Any]:
+    """A copy of `old` with `new` in these places."""
+    answer = list(old)
+    for place, value in zip(places, new, strict=True):
+        answer[place] = value
+    return answer

@@ -60,7 +60,9 @@ class Batches:
     ) -> None:
         self.rows, self.width, self.anchors, self.seed = rows, width, anchors, seed
         self._store = store
-        self._lengths = np.array([len(self._cut(i)[0]) for i in range(len(store))])
+        whole, prompt = store.lengths().T
+        begin = np.where(whole > width, np.maximum(prompt - 2 * width // 3, 0), 0)
+        self._lengths = np.minimum(whole - begin, width)
         order = self._random(HELD_OUT, 0).permutation(len(store))
         held_out = min(len(store) // 50, MOST_HELD_OUT * rows)
         self._held_out, self._trained = order[:held_out], np.sort(order[held_out:])

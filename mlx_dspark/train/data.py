@@ -33,6 +33,10 @@ class TokenStore(Protocol):
         """Ids of prompt and answer, and how many of them are the prompt."""
         ...
 
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each sequence, and of its prompt: `[sequences, 2]`."""
+        ...
+
     def counts(self, vocab: int) -> NDArray[np.int64]:
         """How often each id occurs in the answers: `[vocab]`."""
         ...
@@ -100,12 +104,13 @@ class DiskStore:
     def sequence(self, index: int) -> tuple[Ids, int]:
         return self._ids[self._starts[index] : self._starts[index + 1]], int(self._sizes[index, 0])
 
+    def lengths(self) -> NDArray[np.int64]:
+        return np.stack([self._sizes.sum(axis=1), self._sizes[:, 0]], axis=1)
+
     def counts(self, vocab: int) -> NDArray[np.int64]:
-        total = np.zeros(vocab, dtype=np.int64)
-        for index, (prompt, answer) in enumerate(self._sizes):
-            start = self._starts[index] + prompt
-            np.add.at(total, self._ids[start : start + answer], 1)
-        return total
+        spans = self._sizes.ravel()
+        answered = np.repeat(np.tile([False, True], len(self._sizes)), spans)
+        return np.bincount(self._ids[answered], minlength=vocab)
 
     def append(self, answers: Sequence[Answer]) -> None:
         """Add one shard. Raises OSError when the disk is full; nothing of the shard is kept then."""
@@ -123,6 +128,29 @@ class DiskStore:
         self._shards.append(target)
         self._ids, self._sizes = np.concatenate([self._ids, ids]), np.concatenate([self._sizes, sizes])
         self._index()
+
+
+class JoinedStore:
+    """Several stores of one target's answers as one, in their order."""
+
+    def __init__(self, stores: Sequence[DiskStore]) -> None:
+        self._stores = list(stores)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._stores))
+
+    def sequence(self, index: int) -> tuple[Ids, int]:
+        for store in self._stores:
+            if index < len(store):
+                return store.sequence(index)
+            index -= len(store)
+        raise IndexError(index)
+
+    def lengths(self) -> NDArray[np.int64]:
+        return np.concatenate([store.lengths() for store in self._stores])
+
+    def counts(self, vocab: int) -> NDArray[np.int64]:
+        return np.sum([store.counts(vocab) for store in self._stores], axis=0)
 
 
 def _read(shard: Path) -> dict[str, Any]:

@@ -40,12 +40,23 @@ def export_drafter(
     return folder
 
 
+def rounded(weight: mx.array, bits: int) -> mx.array:
+    """The float32 values that an export of `bits` bits stores for a float32 weight; 0 leaves it alone."""
+    if not bits or not _packs(weight):
+        return weight
+    packed = mx.quantize(weight.astype(mx.bfloat16), group_size=GROUP_SIZE, bits=bits)
+    return mx.dequantize(*packed, group_size=GROUP_SIZE, bits=bits).astype(mx.float32)
+
+
+def _packs(weight: mx.array) -> bool:
+    return weight.ndim == 2 and weight.shape[0] >= FEWEST_ROWS and weight.shape[1] % GROUP_SIZE == 0
+
+
 def _stored(name: str, weight: mx.array, packing: Packing | None) -> dict[str, mx.array]:
     if not mx.issubdtype(weight.dtype, mx.floating):
         return {name: weight}
     weight = weight.astype(mx.bfloat16)
-    wide = weight.ndim == 2 and weight.shape[0] >= FEWEST_ROWS and weight.shape[1] % GROUP_SIZE == 0
-    if packing is None or not wide:
+    if packing is None or not _packs(weight):
         return {name: weight}
     parts = mx.quantize(weight, group_size=packing.group_size, bits=packing.bits)
     module = name.removesuffix("weight")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +13,31 @@ from mlx_dspark.foundation.errors import UsageError
 
 _SENTINEL = "USERTURN"
 FIELDS = ("prompt", "messages", "turns", "text")
+JSON_LINES = (".jsonl", ".json")
 
-OPENERS = (
-    *(
-        "",
-        "",
-        "",
-        "",
-        "Write a",
-        "How do I",
-        "What is",
-        "What are",
-        "Explain",
-        "Can you",
-        "Give me",
-        "Create a",
-    ),
-    *("Solve", "Implement", "Write a Python function", "Describe", "Summarize", "Calculate", "A store", "If"),
-    *("Why", "Write an email", "Tell me", "Compare", "List", "Find", "Design", "Help me", "Write a story"),
-    *(
-        "Translate",
-        "Please",
-        "def",
-        "from typing import List",
-        "You are",
-        "Imagine",
-        "Who",
-        "When",
-        "A train",
-    ),
-    *("There are", "Let", "Suppose", "In the", "The following", "Rewrite", "Which", "Should I", "What would"),
+
+@dataclass(frozen=True)
+class Opener:
+    """How a self-made user turn begins and, where it has a set ending, ends."""
+
+    begin: str
+    end: str = ""
+
+
+OPENERS = tuple(
+    map(
+        Opener,
+        (
+            *("", "", "", "", "Write a", "How do I", "What is", "What are", "Explain", "Can you", "Give me"),
+            *("Create a", "Solve", "Implement", "Write a Python function", "Describe", "Summarize"),
+            *("Calculate", "A store", "If", "Why", "Write an email", "Tell me", "Compare", "List", "Find"),
+            *("Design", "Help me", "Write a story", "Translate", "Please", "def", "from typing import List"),
+            *("You are", "Imagine", "Who", "When", "A train", "There are", "Let", "Suppose", "In the"),
+            *("The following", "Rewrite", "Which", "Should I", "What would"),
+        ),
+    )
 )
-"""How self-made user turns begin; the empty ones leave the first word to the target."""
+"""The usual openers; the empty ones leave the first word to the target."""
 
 
 def read_prompts(path: Path) -> list[Any]:
@@ -51,33 +45,59 @@ def read_prompts(path: Path) -> list[Any]:
 
     Raises UsageError naming the file and line.
     """
-    try:
-        content = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"{path} cannot be read: {error}.", "Name a UTF-8 text file.", field="prompts"
-        ) from None
-    if path.suffix not in (".jsonl", ".json"):
-        found = [part.strip() for part in content.split("\n\n") if part.strip()]
+    content = _content(path, "prompts")
+    if path.suffix in JSON_LINES:
+        found = [_prompt_of(record) for record in _records(path, content, FIELDS, "prompts")]
     else:
-        lines = [(n, line) for n, line in enumerate(content.splitlines(), 1) if line.strip()]
-        found = [_prompt_of(path, n, line) for n, line in lines]
+        found = [part.strip() for part in content.split("\n\n") if part.strip()]
     if not found:
         raise UsageError(f"{path} holds no prompt.", "Give a file with at least one.", field="prompts")
     return found
 
 
-def _prompt_of(path: Path, number: int, line: str) -> Any:
+def read_openers(path: Path) -> list[Opener]:
+    """How self-made turns of a domain begin: a JSON object a line with `begin` and perhaps `end`, or plain
+    text, an opener a line.
+
+    Raises UsageError naming the file and line.
+    """
+    content = _content(path, "self_openers")
+    if path.suffix in JSON_LINES:
+        records = _records(path, content, ("begin",), "self_openers")
+        found = [Opener(str(record["begin"]), str(record.get("end", ""))) for record in records]
+    else:
+        found = [Opener(line) for line in content.splitlines() if line.strip()]
+    if not found:
+        raise UsageError(f"{path} holds no opener.", "Give a file with at least one.", field="self_openers")
+    return found
+
+
+def _content(path: Path, field: str) -> str:
     try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        record = error
-    if not isinstance(record, dict) or not any(name in record for name in FIELDS):
-        raise UsageError(
-            f"{path} line {number} is not a JSON object with one of {', '.join(FIELDS)}.",
-            'Write one prompt a line, such as {"prompt": "..."}.',
-            field="prompts",
-        )
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}.", "Name a UTF-8 text file.", field=field) from None
+
+
+def _records(path: Path, content: str, names: Sequence[str], field: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects of a file, each with at least one of `names`."""
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            record = error
+        if not isinstance(record, dict) or not any(name in record for name in names):
+            raise UsageError(
+                f"{path} line {number} is not a JSON object with one of {', '.join(names)}.",
+                f'Write one a line, such as {{"{names[0]}": "..."}}.',
+                field=field,
+            )
+        yield record
+
+
+def _prompt_of(record: dict[str, Any]) -> Any:
     if "messages" in record:
         return record["messages"]
     if "prompt" in record or "text" in record:
@@ -108,14 +128,13 @@ class UserTurns:
             )
         self._before, self._after = before, after
 
-    def opened(self, opener: str) -> tuple[int, ...]:
+    def opened(self, opener: Opener) -> tuple[int, ...]:
         """Ids of everything up to the user's text, and how that begins."""
-        return self._ids(self._before + opener)
+        return self._ids(self._before + opener.begin)
 
-    @property
-    def closing(self) -> tuple[int, ...]:
-        """Ids of everything from the end of the user's text to where the answer begins."""
-        return self._ids(self._after)
+    def closing(self, opener: Opener) -> tuple[int, ...]:
+        """Ids of the text's set ending and of everything from there to where the answer begins."""
+        return self._ids(opener.end + self._after)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

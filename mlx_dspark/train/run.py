@@ -26,13 +26,13 @@ from mlx_dspark.foundation.settings import LoadSettings, TrainSettings
 from mlx_dspark.session.pair import load_parts
 from mlx_dspark.train.card import Facts, model_card
 from mlx_dspark.train.checkpoint import checkpoints, write_json
-from mlx_dspark.train.data import DiskStore
+from mlx_dspark.train.data import DiskStore, JoinedStore, TokenStore
 from mlx_dspark.train.evaluate import Evaluation, as_dict, evaluate
 from mlx_dspark.train.export import export_drafter
 from mlx_dspark.train.folder import RunFolder
 from mlx_dspark.train.generate import Answerer, Recipe, WaveDone
 from mlx_dspark.train.progress import TrainEvent, TrainFinished
-from mlx_dspark.train.prompts import encode, read_prompts
+from mlx_dspark.train.prompts import OPENERS, Opener, encode, read_openers, read_prompts
 from mlx_dspark.train.shape import (
     DrafterShape,
     covering_tokens,
@@ -49,7 +49,8 @@ SAMPLE_TOKENS = 256
 
 FREE = frozenset(
     {
-        *("output", "data", "prompts", "self_prompts", "data_rows", "data_time_limit", "held_out", "bits"),
+        *("output", "data", "prompts", "self_prompts", "self_openers", "data_rows", "data_time_limit"),
+        "held_out",
         *("held_out_prompts", "held_out_tokens", "steps", "time_limit", "checkpoint_every", "compile"),
     }
 )
@@ -81,6 +82,7 @@ def run_training(
     """
     folder = _checked(settings)
     prompts = [prompt for path in _texts(settings.prompts) for prompt in read_prompts(Path(path))]
+    openers = OPENERS if settings.self_openers is None else read_openers(Path(settings.self_openers))
     held_out = {Path(path).stem: read_prompts(Path(path)) for path in _texts(settings.held_out)}
     named = None if settings.target is None else str(settings.target)
     found = resolve_model(named, cache_dir=default_cache_dir(), progress=progress)
@@ -88,7 +90,7 @@ def run_training(
     shape = None if settings.warm_start is not None else chosen_shape(settings, teacher.target.spec)
     _refuse_unfit(teacher, settings)
     with folder.claimed(_identity(settings, teacher.content_hash)):
-        store = _answers(settings, folder, prompts, teacher, progress, emit)
+        store = _answers(settings, folder, prompts, openers, teacher, progress, emit)
         progress(LoadProgress("preparing the drafter"))
         start = _start(settings, shape, folder, teacher, store)
         trainer = Trainer(start, teacher.target, store, settings, folder)
@@ -173,7 +175,13 @@ def _checked(settings: TrainSettings) -> RunFolder:
         raise UsageError(
             "output is not given.", "Name the folder of the drafter with --output.", field="output"
         )
-    if not settings.prompts and not settings.self_prompts and settings.data is None:
+    if settings.self_openers is not None and not settings.self_prompts:
+        raise UsageError(
+            "self_openers is given, and self_prompts is 0.",
+            "Say with --self-prompts how many turns to write.",
+            field="self_openers",
+        )
+    if not settings.prompts and not settings.self_prompts and not settings.data:
         raise UsageError(
             "There is nothing to answer: prompts, self_prompts and data are all absent.",
             "Give --prompts FILE, --self-prompts NUMBER, or the --data of an earlier run.",
@@ -214,33 +222,33 @@ def _answers(
     settings: TrainSettings,
     folder: RunFolder,
     prompts: Sequence[Any],
+    openers: Sequence[Opener],
     teacher: Teacher,
     progress: Progress,
     emit: Emit,
-) -> DiskStore:
+) -> TokenStore:
     """The answers on disk, after making those that are still to be made."""
-    home = Path(settings.data).expanduser() if settings.data is not None else folder.run / "data"
-    store = DiskStore(home, teacher.content_hash)
-    if not prompts and not settings.self_prompts:
-        return store
-    recipe = Recipe(
-        rows=settings.data_rows,
-        answer_tokens=settings.answer_tokens,
-        temperature=settings.data_temperature,
-        seed=settings.seed,
-    )
-    parts = load_parts(LoadSettings(model=settings.target, mode="baseline"), progress)
-    progress(LoadProgress("answering prompts"))
-    limit = settings.data_time_limit
-    Answerer(parts.target, parts.tokenizer, parts.end_ids, recipe).fill(
-        store,
-        prompts,
-        settings.self_prompts,
-        deadline=None if limit is None else monotonic() + limit,
-        progress=emit,
-    )
-    mx.clear_cache()
-    return store
+    homes = [Path(home).expanduser() for home in _texts(settings.data)] or [folder.run / "data"]
+    stores = [DiskStore(home, teacher.content_hash) for home in homes]
+    if prompts or settings.self_prompts:
+        recipe = Recipe(
+            rows=settings.data_rows,
+            answer_tokens=settings.answer_tokens,
+            temperature=settings.data_temperature,
+            seed=settings.seed,
+            openers=tuple(openers),
+        )
+        progress(LoadProgress("answering prompts"))
+        limit = settings.data_time_limit
+        Answerer(teacher.target, teacher.tokenizer, teacher.end_ids, recipe).fill(
+            stores[0],
+            prompts,
+            settings.self_prompts,
+            deadline=None if limit is None else monotonic() + limit,
+            progress=emit,
+        )
+        mx.clear_cache()
+    return stores[0] if len(stores) == 1 else JoinedStore(stores)
 
 
 def _start(
@@ -248,7 +256,7 @@ def _start(
     shape: DrafterShape | None,
     folder: RunFolder,
     teacher: Teacher,
-    store: DiskStore,
+    store: TokenStore,
 ) -> Start:
     """The newest checkpoint, the drafter to warm up from, or a new one."""
     if saved := checkpoints(folder.checkpoints):
@@ -266,7 +274,7 @@ def _start(
     return new_drafter(shape, config, kept, teacher.target, _sample(store, spec), settings.seed)
 
 
-def _sample(store: DiskStore, spec: TargetSpec) -> mx.array:
+def _sample(store: TokenStore, spec: TargetSpec) -> mx.array:
     """Some answers, one after the other: `[1, n]`."""
     size = min(SAMPLE_TOKENS, spec.context)
     taken = [store.sequence(i)[0] for i in np.linspace(0, len(store) - 1, 32).astype(int)]

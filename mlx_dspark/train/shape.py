@@ -14,6 +14,9 @@ from mlx_dspark.foundation.errors import UsageError
 Markov = Literal["none", "vanilla", "gated", "rnn"]
 
 MOST_TAPS = 5
+RARE = 1e-5
+"""Share of the sample up to which a token's frequency says little."""
+
 SMALL, MEDIUM = 1024, 2048
 """Targets of less hidden width get a cheaper drafter."""
 
@@ -84,8 +87,13 @@ def spread_taps(layers: int) -> tuple[int, ...]:
 
 
 def covering_tokens(counts: np.ndarray, size: int) -> np.ndarray:
-    """The `size` most frequent token ids in rising order; `counts` `[vocab]`. Ties go to the lower id."""
-    return np.sort(np.argsort(-counts, kind="stable")[:size])
+    """The `size` likeliest token ids in rising order; `counts` `[vocab]` are those of a sample.
+
+    Most frequent first, and after those that are too rare in the sample to be ranked the lowest ids: a
+    tokenizer's merges are numbered by their frequency in the text it was made from.
+    """
+    known = np.where(counts > RARE * counts.sum(), counts, 0)
+    return np.sort(np.argsort(-known, kind="stable")[:size])
 
 
 def mask_token(tokenizer: Any, counts: np.ndarray) -> int:

@@ -1,4 +1,4 @@
-"""The target twice: as it answers, with its kernels, and as it teaches, frozen and differentiable."""
+"""The target as it answers and as it teaches."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from mlx_dspark.catalog.checkpoint import Checkpoint, computes_on_cpu, load_chec
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
 from mlx_dspark.foundation.paths import default_cache_dir
-from mlx_dspark.kernels.dispatch import STOCK
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import load_target, text_config
 
 UNPACKED_SHARE = 1 / 8
-"""Of the device's memory, for a quantized teacher's weights in bfloat16."""
+"""Of the device's memory, for a quantized teacher's weights in 16 bits."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,15 @@ class Teacher:
 
 
 def load_teacher(found: ModelRef, *, progress: Progress = silent) -> Teacher:
-    """Load the target to compute features and logits for whole batches.
+    """Load the target to answer prompts and to compute features and logits for whole batches.
 
-    On the CPU back end it keeps MLX's own modules, through which gradients flow; elsewhere a quantized one is
-    unpacked to bfloat16 where memory allows, since large batches are bound by arithmetic. Raises LoadError.
+    On the CPU back end it has its kernels; elsewhere a quantized one is unpacked to the type of its scales
+    where memory allows, since large batches are bound by arithmetic. Raises LoadError.
     """
     checkpoint = load_checkpoint(found, progress=progress)
-    on_cpu = computes_on_cpu()
-    if not on_cpu:
+    if not computes_on_cpu():
         _unpack(checkpoint.model)
-    target = load_target(checkpoint, cpu_weights=STOCK if on_cpu else None, cache_dir=default_cache_dir())
+    target = load_target(checkpoint, cache_dir=default_cache_dir(), progress=progress)
     return teacher_of(target, checkpoint)
 
 
@@ -77,6 +75,7 @@ def _unpack(model: nn.Module) -> None:
     weights = sum(32 * m.weight.size // m.bits for m in quantized)
     if 2 * weights > UNPACKED_SHARE * memory_bytes():
         return
+    dtype = quantized[0].scales.dtype
     dequantize_model(model)
-    model.set_dtype(mx.bfloat16)
+    model.set_dtype(dtype)
     mx.eval([array for _, array in tree_flatten(model.parameters())])

@@ -33,6 +33,9 @@ from mlx_dspark.train.start import Start
 from mlx_dspark.train.step import Trainee
 
 PASSES = 4
+ROUNDED_FROM = 0.6
+"""The share of a run after which a drafter that will be stored in few bits computes with them."""
+
 LOWEST_RATE = 0.02
 """Of the highest learning rate, at the end."""
 
@@ -101,8 +104,9 @@ class Trainer:
         try:
             while self.fraction(clock.seconds()) < 1 and not (stopped := stop()):
                 batch = next(stream)
-                rate = self.learning_rate(self.fraction(clock.seconds()))
-                sums = self.trainee.step(batch, rate)
+                fraction = self.fraction(clock.seconds())
+                rate = self.learning_rate(fraction)
+                sums = self.trainee.step(batch, rate, rounded=fraction >= ROUNDED_FROM)
                 self.state = RunState(self.state.step + 1, clock.seconds())
                 reporter.take(batch, sums, rate)
                 if self.state.step % self.settings.checkpoint_every == 0:
@@ -230,9 +234,8 @@ class _Reporter:
     def _target_share(self, batch: Batch) -> float:
         """Seconds that the target's forward takes for each position, padding included."""
         if self._clock.seconds() - self._measured_at >= MEASURE_SECONDS:
-            tokens = mx.array(batch.tokens)
             begun = perf_counter()
-            mx.eval(self._trainer.trainee.features(tokens))
+            mx.eval(self._trainer.trainee.taught(batch))
             self._target_seconds = (perf_counter() - begun) / batch.tokens.size
             self._measured_at = self._clock.seconds()
         return self._target_seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +17,12 @@ from mlx.utils import tree_flatten
 
 from mlx_dspark.catalog.checkpoint import UNBOUNDED_CONTEXT, Checkpoint, load_checkpoint
 from mlx_dspark.catalog.formats import read_drafter
+from mlx_dspark.catalog.integrity import content_hash, sha256_of
 from mlx_dspark.catalog.progress import LoadProgress
 from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
 from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, RemoteCodeRefused, UnsupportedModel
 from tests.tiny import save_tiny
+from tests.tiny_gguf import save_tiny_gguf
 
 PROMPT = mx.array([[5, 9, 120, 300, 7, 7, 44]])
 
@@ -102,6 +105,29 @@ def test_the_content_hash_follows_the_content_and_not_the_name(tmp_path: Path) -
     assert load(save_tiny(tmp_path / "b", seed=1)).content_hash == first
     assert load(save_tiny(tmp_path / "c", seed=2)).content_hash != first
     assert load(save_tiny(tmp_path / "d", seed=1, rope_theta=5e5)).content_hash != first
+
+
+def test_a_single_file_is_named_by_its_content(tmp_path: Path) -> None:
+    save_tiny_gguf(tmp_path / "one.gguf")
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copy(tmp_path / "one.gguf", tmp_path / "elsewhere" / "other.gguf")
+    first, second = (
+        load_checkpoint(resolve_model(str(path), cache_dir=tmp_path)).content_hash
+        for path in (tmp_path / "one.gguf", tmp_path / "elsewhere" / "other.gguf")
+    )
+    assert first == second == sha256_of(tmp_path / "one.gguf")
+
+
+@pytest.mark.parametrize("at", [0, 4096, 777_777, 1_499_999])
+def test_every_byte_counts_in_a_content_hash(tmp_path: Path, at: int) -> None:
+    content = bytearray(np.random.default_rng(0).bytes(1_500_000))
+    for name in "ab":
+        (tmp_path / name).write_bytes(content)
+    content[at] ^= 1
+    (tmp_path / "changed").write_bytes(content)
+    alone, twin, changed = (tmp_path / name for name in ("a", "b", "changed"))
+    assert content_hash([alone]) == content_hash([twin]) != content_hash([changed])
+    assert content_hash([alone, changed]) == content_hash([changed, twin]) != content_hash([alone, twin])
 
 
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:

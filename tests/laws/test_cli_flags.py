@@ -124,13 +124,13 @@ REFUSED = [
     (["--prompt", ""], "--prompt"),
     (["--prompt"], "--prompt"),
     (["--logprobs", "2"], "--json"),
-    (["--mode", "dspark"], "--drafter"),
-    (["--mode", "dflash"], "--drafter"),
+    (["--model", "owner/name", "--mode", "dspark"], "--drafter"),
+    (["--model", "owner/name", "--mode", "dflash"], "--drafter"),
     (["--mode", "lookup", "--drafter", "x"], "--drafter"),
     (["--mode", "baseline", "--max-draft", "3"], "--max-draft"),
     (["--mode", "lookup", "--drafter-bits", "8"], "--drafter-bits"),
-    (["--confidence-threshold", "0.5"], "--confidence-threshold"),
-    (["--no-lookup-drafts"], "--lookup-drafts"),
+    (["--model", "owner/name", "--confidence-threshold", "0.5"], "--confidence-threshold"),
+    (["--model", "owner/name", "--no-lookup-drafts"], "--lookup-drafts"),
     (["export"], "MODEL"),
     (["export", "x"], "DIR"),
     (["export", "x", ""], "DIR is empty"),
@@ -282,16 +282,24 @@ def test_declared_ranges_are_those_of_the_engine(knob: Knob, value: float) -> No
 
 
 @pytest.mark.parametrize(
-    ("settings", "drafting"),
+    ("settings", "alone", "with_shipped"),
     [
-        ({}, "lookup"),
-        ({"mode": "lookup"}, "lookup"),
-        ({"mode": "baseline"}, "baseline"),
-        ({"drafter": "x"}, "model"),
+        ({}, "lookup", "model"),
+        ({"mode": "lookup"}, "lookup", "lookup"),
+        ({"mode": "baseline"}, "baseline", "baseline"),
+        ({"mode": "dspark"}, "refused", "model"),
+        ({"drafter": "x"}, "model", "model"),
     ],
 )
-def test_who_drafts(settings: dict[str, Any], drafting: str) -> None:
-    assert drafting_mode(LoadSettings(**settings)) == drafting
+def test_who_drafts(settings: dict[str, Any], alone: str, with_shipped: str) -> None:
+    def drafting(has_shipped: bool) -> str:
+        try:
+            return drafting_mode(LoadSettings(**settings), has_shipped=has_shipped)
+        except UsageError:
+            return "refused"
+
+    assert drafting(False) == alone
+    assert drafting(True) == with_shipped
 
 
 def test_switches_can_be_turned_off_where_they_can_be_on() -> None:

@@ -36,6 +36,15 @@ def truth(name: str) -> tuple[int, ...]:
     return tuple(stock_greedy(stock(), prompt_ids(name), NEW))
 
 
+def drafter_of(mode: str) -> Any:
+    """The shipped drafter alone or behind lookup, lookup alone, or None."""
+    if mode == "plain":
+        return None
+    if mode == "lookup":
+        return LookupDrafter(min_n=2, max_n=4)
+    return parts("dspark", lookup_drafts=mode == "lookup+shipped").drafter
+
+
 def ids_of(drafter: Any, max_draft: Any, names: list[str]) -> list[list[int]]:
     if drafter is not None:
         drafter.bind(parts().target)
@@ -51,17 +60,18 @@ def ids_of(drafter: Any, max_draft: Any, names: list[str]) -> list[list[int]]:
 @pytest.mark.parametrize("name", PROMPTS)
 @pytest.mark.parametrize(
     ("mode", "max_draft"),
-    [("plain", None), ("lookup", None), ("lookup", "auto"), ("lookup", 0), ("lookup", 3)],
+    [
+        *[("plain", None), ("lookup", None), ("lookup", "auto"), ("lookup", 0), ("lookup", 3)],
+        *[("shipped", 0), ("shipped", 2), ("lookup+shipped", "auto")],
+    ],
 )
 def test_greedy_ids_equal_stock(name: str, mode: str, max_draft: Any) -> None:
-    drafter = LookupDrafter(min_n=2, max_n=4) if mode == "lookup" else None
-    (ours,) = ids_of(drafter, max_draft, [name])
+    (ours,) = ids_of(drafter_of(mode), max_draft, [name])
     assert_same_or_tie(prompt_ids(name), ours, truth(name))
 
 
-@pytest.mark.parametrize("mode", ["plain", "lookup"])
+@pytest.mark.parametrize("mode", ["plain", "lookup", "shipped"])
 def test_a_batch_equals_its_rows(mode: str) -> None:
-    drafter = LookupDrafter(min_n=2, max_n=4) if mode == "lookup" else None
     names = list(PROMPTS)
-    for name, ours in zip(names, ids_of(drafter, 0, names), strict=True):
+    for name, ours in zip(names, ids_of(drafter_of(mode), 0, names), strict=True):
         assert_same_or_tie(prompt_ids(name), ours, truth(name))

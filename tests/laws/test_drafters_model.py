@@ -20,7 +20,7 @@ from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw
 from mlx_dspark.drafters.load import load_drafter
 from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
 from mlx_dspark.foundation.request import SamplingParams
-from mlx_dspark.kernels.dispatch import CHOICES
+from mlx_dspark.kernels.dispatch import CHOICES, STOCK
 from mlx_dspark.nn.block import BlockMask
 from mlx_dspark.nn.context import STEP, ContextRows
 from mlx_dspark.nn.noise import RowNoise
@@ -210,9 +210,12 @@ def test_chunks_do_not_show(kind: str, chunk: int, tmp_path: Path) -> None:
     assert close(drafter.trace(rows, [3]).chain.logits, whole.chain.logits, 1e-5)
 
 
+@pytest.mark.parametrize("held_as", CHOICES)
 @every_kind
-def test_a_batch_equals_its_rows(kind: str, tmp_path: Path) -> None:
+def test_a_batch_equals_its_rows(kind: str, held_as: str, tmp_path: Path) -> None:
     drafter = loaded(kind, tmp_path)
+    if held_as != STOCK:
+        drafter.hold_weights(held_as, tmp_path)
     chunks = [
         [features(n, seed=10 * row + n) for n in ns]
         for row, ns in enumerate([(5, 1, 3), (1, 4, 0), (40, 0, 2)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
@@ -19,7 +19,7 @@ from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine.caps import CapPolicy, FixedCaps, LiveCaps, cap_policy
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.errors import ContextOverflow, EmptyPrompt, RequestError
-from mlx_dspark.foundation.events import Committed, Finished, Prefilled, Started
+from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Prefilled, Started
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
@@ -123,6 +123,68 @@ def test_a_rectangle_of_rows_equals_stock(family: str, right: float, chunk: int)
     drafter = scripted(family, right, ragged=True)
     assert ids_of(target_for(family), drafter, FixedCaps({"scripted": 5}), prompts, **options) == answers
     assert ids_of(target_for(family), None, FixedCaps({}), prompts, **options) == answers
+
+
+@families
+@qualities
+@pytest.mark.parametrize("live", [1, 2, 5, 9, 40])
+@pytest.mark.parametrize("listed", [True, False])
+def test_bounded_live_rows_give_each_request_what_it_gets_alone(
+    family: str, right: float, live: int, listed: bool
+) -> None:
+    lengths = [3, NEW, 17, 9, 1, 30, 12, 25, 2, 8, NEW, 40, 1, 1, 5, 20, 7]
+    sampled = {1: SAMPLERS["temperature"], 6: SAMPLERS["filters"], 11: SAMPLERS["penalties"]}
+    requests = [
+        GenerateRequest(tuple(PROMPTS[i % 4]), n, sampled.get(i, SamplingParams()))
+        for i, n in enumerate(lengths)
+    ]
+    target = target_for(family)
+    alone = [fold(Engine(target).run([request]))[0] for request in requests]
+    for drafter in (None, scripted(family, right, ragged=True)):
+        engine = Engine(target, drafter, cap=FixedCaps({"scripted": 4}), rectangle=True)
+        events = list(engine.run(requests if listed else iter(requests), live_rows=live))
+        assert fold(iter(events), len(requests)) == alone
+        assert most_at_once(events) <= live
+
+
+def fold(events: Iterator[tuple[int, EngineEvent]], count: int = 1) -> list[list[int]]:
+    answers: list[list[int]] = [[] for _ in range(count)]
+    for index, event in events:
+        if isinstance(event, Committed):
+            answers[index] += event.tokens
+    return answers
+
+
+def most_at_once(events: Sequence[tuple[int, EngineEvent]]) -> int:
+    """The most requests that were started and not finished."""
+    running = most = 0
+    for _, event in events:
+        running += isinstance(event, Started) - isinstance(event, Finished)
+        most = max(most, running)
+    assert running == 0
+    return most
+
+
+def test_requests_are_taken_as_rows_become_free() -> None:
+    taken: list[int] = []
+
+    def requests() -> Iterator[GenerateRequest]:
+        for i in range(12):
+            taken.append(i)
+            yield GenerateRequest(tuple(PROMPTS[i % 4]), 5 + i)
+
+    finished = 0
+    for _, event in Engine(target_for("llama"), rectangle=True).run(requests(), live_rows=3):
+        finished += isinstance(event, Finished)
+        assert len(taken) <= 3 + finished
+    assert (len(taken), finished) == (12, 12)
+
+
+def test_a_taken_request_that_cannot_run_is_refused() -> None:
+    engine = Engine(target_for("llama"), rectangle=True)
+    with pytest.raises(RequestError, match="token id"):
+        list(engine.run(iter([GenerateRequest((VOCAB,), 1)]), live_rows=2))
+    assert list(engine.run(iter([]), live_rows=2)) == []
 
 
 @families

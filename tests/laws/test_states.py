@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_dspark.kernels.attention import RowArrays
+from mlx_dspark.state.base import Span
 from mlx_dspark.state.kv import STEP, KVState
 from mlx_dspark.state.rectangle import RectangleKV
 from mlx_dspark.state.rows import RowStates
@@ -25,11 +26,12 @@ HEADS, DIM = 2, 4
 
 @dataclass(frozen=True)
 class Kind:
-    """`feed(state, inputs [rows, width])` writes inside an open transaction; `held(state, row)` reads."""
+    """`feed(state, inputs [rows, width])` writes inside an open transaction; `held(state, row, depth)`
+    reads."""
 
     new: Callable[[int], Any]
     feed: Callable[[Any, list[list[int]]], None]
-    held: Callable[[Any, int], list[mx.array]]
+    held: Callable[[Any, int, int], list[mx.array]]
 
 
 def _kv_inputs(inputs: list[list[int]]) -> tuple[mx.array, mx.array]:
@@ -38,8 +40,8 @@ def _kv_inputs(inputs: list[list[int]]) -> tuple[mx.array, mx.array]:
     return keys, -2 * keys
 
 
-def _kv_held(state: KVState | RectangleKV, row: int) -> list[mx.array]:
-    return list(state.capture(row).arrays)
+def _kv_held(state: KVState | RectangleKV, row: int, depth: int) -> list[mx.array]:
+    return list(state.capture(row, depth).arrays)
 
 
 KINDS = {
@@ -80,8 +82,10 @@ def same(kind: Kind, a: RowStates, b: RowStates, rows: list[tuple[int, int]] | N
     assert pairs
     for mine, theirs in zip(a.layers, b.layers, strict=True):
         for r, s in pairs:
-            left, right = kind.held(mine, r), kind.held(theirs, s)
-            if len(left) != len(right) or a.depth[r] != b.depth[s]:
+            if a.depth[r] != b.depth[s]:
+                return False
+            left, right = kind.held(mine, r, a.depth[r]), kind.held(theirs, s, b.depth[s])
+            if len(left) != len(right):
                 return False
             if not all(mx.array_equal(x, y).item() for x, y in zip(left, right, strict=True)):
                 return False
@@ -193,6 +197,26 @@ def test_law_6_join_select_capture_and_restore_invert_each_other(kind: Kind) -> 
 
 
 @kinds
+@pytest.mark.parametrize("depths", [(4, 9), (9, 4), (STEP, 3), (3, STEP + 1), (0, 5), (5, 0)])
+def test_law_6_newcomers_take_the_places_of_rows_that_leave(kind: Kind, depths: tuple[int, int]) -> None:
+    old, old_inputs = new(kind, 3), fresh(3, depths[0])
+    young, young_inputs = new(kind, 2), fresh(2, depths[1])
+    for states, inputs in ((old, old_inputs), (young, young_inputs)):
+        if inputs[0]:
+            run(kind, states, inputs, [len(inputs[0])] * len(inputs))
+    old.replace([2, 0], young)
+    whole = [young_inputs[1], old_inputs[1], young_inputs[0]]
+    more = fresh(3, 2)
+    run(kind, old, more, [2, 1, 0])
+    for row, (inputs, kept) in enumerate(zip(whole, (2, 1, 0), strict=True)):
+        alone = new(kind, 1)
+        for block in (inputs, more[row][:kept]):
+            if block:
+                run(kind, alone, [block], [len(block)])
+        assert same(kind, old, alone, [(row, 0)])
+
+
+@kinds
 def test_a_capture_restores_at_every_depth_that_it_names(kind: Kind) -> None:
     states, inputs = grown(kind, 1, 7)
     capture = states.capture(0)
@@ -258,8 +282,8 @@ def test_misuse_is_caught(kind: Kind) -> None:
 
 def test_one_row_hands_model_code_plain_arrays_and_several_hand_it_rows() -> None:
     alone, together = KVState(1), KVState(2)
-    alone.begin(2)
-    together.begin(2)
+    alone.begin(Span([0], 2))
+    together.begin(Span([0, 0], 2))
     keys, values = _kv_inputs(fresh(2, 2))
     assert isinstance(alone.update_and_fetch(keys[:1], values[:1])[0], mx.array)
     assert isinstance(together.update_and_fetch(keys, values)[0], RowArrays)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +32,7 @@ from mlx_dspark.train.loss import slot_terms, summed
 from mlx_dspark.train.progress import Acceptance, TrainEvent, TrainProgress
 from mlx_dspark.train.shape import covering_tokens, deepspec_config, default_shape, spread_taps
 from mlx_dspark.train.start import Start, existing_drafter, new_drafter
-from mlx_dspark.train.step import TeacherHead, Trainee
+from mlx_dspark.train.step import Trainee
 from mlx_dspark.train.trainer import Trainer
 from tests.tiny import tiny_config, tiny_llama
 from tests.tiny_drafters import save_tiny_dspark
@@ -78,6 +78,9 @@ class Answers:
 
     def sequence(self, index: int) -> tuple[Any, int]:
         return self.answers[index]
+
+    def lengths(self) -> Any:
+        return np.array([(len(ids), prompt) for ids, prompt in self.answers])
 
     def counts(self, vocab: int) -> Any:
         return np.bincount(np.concatenate([ids[n:] for ids, n in self.answers]), minlength=vocab)
@@ -213,17 +216,6 @@ def test_loss_is_the_formula(drafted: int, hard: bool) -> None:
         np.testing.assert_allclose(np.array(getattr(mine, name)), value, rtol=1e-4, atol=1e-4, err_msg=name)
 
 
-def test_the_teachers_order_begins_with_the_draft_vocabulary(target: DenseTarget) -> None:
-    ids = mx.array([5, 9, 200, 380], dtype=mx.int32)
-    hidden = mx.random.normal((2, 3, target.spec.hidden), key=mx.random.key(1))
-    head, plain = TeacherHead(target, ids), target.unembed(hidden)
-    ordered = head.logits(hidden)
-    assert mx.allclose(ordered[..., :4], plain[..., ids], atol=1e-5)
-    every = mx.arange(target.spec.vocab)
-    assert mx.allclose(ordered[..., head.positions(every)], plain, atol=1e-5)
-    assert head.positions(ids).tolist() == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize("markov", ["vanilla", "rnn"])
 def test_neither_chunks_nor_recomputation_show(
     markov: str, target: DenseTarget, store: Answers, monkeypatch: pytest.MonkeyPatch
@@ -322,6 +314,41 @@ def test_a_resumed_run_is_the_same_run(target: DenseTarget, store: Answers, tmp_
     assert same(their_weights, weights)
 
 
+@pytest.mark.parametrize("crashed_at", [1, 3, 5])
+def test_a_crash_loses_only_what_came_after_the_last_checkpoint(
+    crashed_at: int, target: DenseTarget, store: Answers, tmp_path: Path
+) -> None:
+    """Begun again, it goes on from that checkpoint, and ends as the run that did not crash."""
+
+    class PowerCut(Exception):
+        pass
+
+    def crash(asked: Iterator[int]) -> bool:
+        if next(asked) >= crashed_at:
+            raise PowerCut
+        return False
+
+    def trainer(folder: RunFolder) -> Trainer:
+        saved = checkpoints(folder.checkpoints)
+        start = existing_drafter(saved[-1], target) if saved else fresh(target, store)
+        return Trainer(start, target, store, settings(checkpoint_every=2), folder)
+
+    whole, cut = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "cut")
+    with whole.claimed({}):
+        uncut = trainer(whole)
+        uncut.run()
+    asked = iter(range(1000))
+    with pytest.raises(PowerCut), cut.claimed({}):
+        trainer(cut).run(stop=lambda: crash(asked))
+    with cut.claimed({}):
+        again = trainer(cut)
+        assert again.state.step == crashed_at - crashed_at % 2
+        events: list[TrainEvent] = []
+        again.run(events.append)
+    assert len(losses(events)) == 6 - (crashed_at - crashed_at % 2)
+    assert same(again.weights(), uncut.weights())
+
+
 def test_training_helps(tmp_path: Path) -> None:
     """On unseen prompts, in the real engine, the trained drafter has more accepted than the untrained."""
     target = target_of(
@@ -359,3 +386,30 @@ def test_taps_are_those_of_the_published_heads() -> None:
         taps = spread_taps(layers)
         assert list(taps) == sorted({*taps})
         assert -1 <= taps[0] <= taps[-1] < layers - (layers > 1)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_rounded_step_computes_with_what_is_stored(
+    bits: int, target: DenseTarget, store: Answers, tmp_path: Path
+) -> None:
+    """Its sums are those of the exported drafter, read again; its gradients move the float32 weights."""
+    start = fresh(target, store)
+    batch = Batches(store, rows=4, width=64, anchors=3, seed=0).batch(0)
+    trainee = Trainee(start, target, settings(bits=bits))
+    stored = existing_drafter(
+        export_drafter(tmp_path / "stored", start.config, trainee.weights() | d2t_of(start), bits=bits),
+        target,
+    )
+    again = Trainee(stored, target, settings())
+    assert same(flat(trainee.measure(batch)._asdict()), flat(again.measure(batch)._asdict()), 1e-4)
+    before = trainee.weights()
+    sums = trainee.step(batch, 1e-3, rounded=True)
+    assert same(flat(sums._asdict()), flat(again.step(batch, 1e-3)._asdict()), 1e-4)
+    moved, theirs = trainee.weights(), again.weights()
+    for name, weight in stored.checkpoint.weights.items():
+        apart = cast(float, mx.abs(moved[name] - before[name] - (theirs[name] - weight)).mean().item())
+        assert apart < 0.01 * 1e-3, f"{name}: Adam's first step is the gradient's sign times the rate"
+
+
+def d2t_of(start: Start) -> dict[str, mx.array]:
+    return {} if start.checkpoint.d2t is None else {"d2t": start.checkpoint.d2t.astype(mx.int64)}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
+from typing import BinaryIO
 
+import mlx.core as mx
 import numpy as np
 import pytest
 
@@ -13,20 +18,28 @@ from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.errors import BadCheckpoint, UsageError
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
+from mlx_dspark.kernels.dispatch import install_cpu_weights
 from mlx_dspark.targets.load import target_of
-from mlx_dspark.train.data import Answer, DiskStore
-from mlx_dspark.train.generate import Answerer, Recipe
-from mlx_dspark.train.prompts import UserTurns, read_prompts
+from mlx_dspark.train.data import Answer, DiskStore, JoinedStore
+from mlx_dspark.train.generate import Answerer, Recipe, WaveDone
+from mlx_dspark.train.prompts import Opener, UserTurns, read_openers, read_prompts
 from tests.tiny import EOS_IDS, tiny_config, tiny_llama, tiny_tokenizer
 
-RECIPE = Recipe(rows=6, answer_tokens=24)
+RECIPE = Recipe(rows=4, wave=6, answer_tokens=24)
 PROMPTS = ["Say this.", "the word and the other", "A", "Two turns of talk", "x y z", "to be", "or not", "end"]
 
 
-@pytest.fixture(scope="module")
-def answerer() -> Answerer:
-    target = target_of(tiny_llama(seed=5, stops=True), tiny_config("llama"))
-    return Answerer(target, tiny_tokenizer(), EOS_IDS, RECIPE)
+@pytest.fixture(scope="module", params=["stock", "kernels"])
+def answerer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answerer]:
+    """Rows in a rectangle, or apart, as the CPU's kernels want them."""
+    before = mx.default_device()
+    model, report = tiny_llama(seed=5, stops=True), None
+    if request.param == "kernels":
+        mx.set_default_device(mx.cpu)
+        report = install_cpu_weights(model, choice="blocks", cache_dir=tmp_path_factory.mktemp("races"))
+    target = target_of(model, tiny_config("llama"), weights=report)
+    yield Answerer(target, tiny_tokenizer(), EOS_IDS, RECIPE)
+    mx.set_default_device(before)
 
 
 def content(store: DiskStore) -> list[tuple[list[int], int]]:
@@ -59,14 +72,148 @@ def test_an_interrupted_run_goes_on_and_ends_the_same(answerer: Answerer, tmp_pa
     assert reopened.counts(384).sum() == reopened.answer_tokens
 
 
+@pytest.mark.parametrize("rows", [1, 3, 50])
+def test_what_is_stored_does_not_depend_on_the_rows_that_run_at_once(
+    answerer: Answerer, tmp_path: Path, rows: int
+) -> None:
+    other = Answerer(answerer._engine.target, tiny_tokenizer(), EOS_IDS, replace(RECIPE, rows=rows))
+    here, there = DiskStore(tmp_path / "here", "tiny"), DiskStore(tmp_path / "there", "tiny")
+    answerer.fill(here, PROMPTS, 7)
+    other.fill(there, PROMPTS, 7)
+    assert content(there) == content(here)
+    assert there.waves == here.waves == 3
+
+
+@pytest.mark.parametrize("stopped_after", [1, 2])
+def test_a_run_that_breaks_off_goes_on_after_its_last_wave(
+    answerer: Answerer, tmp_path: Path, stopped_after: int
+) -> None:
+    whole, parts = DiskStore(tmp_path / "whole", "tiny"), DiskStore(tmp_path / "parts", "tiny")
+    answerer.fill(whole, PROMPTS, 7)
+
+    def stop(_: WaveDone) -> None:
+        if parts.waves == stopped_after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        answerer.fill(parts, PROMPTS, 7, progress=stop)
+    assert parts.waves == stopped_after
+    reopened = DiskStore(tmp_path / "parts", "tiny")
+    answerer.fill(reopened, PROMPTS, 7)
+    assert content(reopened) == content(whole)
+
+
+def test_the_left_prompts_count_down_to_none(answerer: Answerer, tmp_path: Path) -> None:
+    told: list[WaveDone] = []
+    store = DiskStore(tmp_path / "data", "tiny")
+    answerer.fill(store, PROMPTS, 7, progress=told.append)
+    assert [t.prompts_left for t in told] == [9, 3, 0]
+    assert (told[-1].sequences, told[-1].answer_tokens) == (len(store), store.answer_tokens)
+
+
 def test_own_prompts_are_whole_user_turns(answerer: Answerer, tmp_path: Path) -> None:
     store = DiskStore(tmp_path / "data", "tiny")
     answerer.fill(store, [], 12)
     around = UserTurns(tiny_tokenizer())
     assert len(store)
     for ids, prompt in content(store):
-        assert tuple(ids[: len(around.opened(""))]) == around.opened("")
-        assert tuple(ids[prompt - len(around.closing) : prompt]) == around.closing
+        opening, closing = around.opened(Opener("")), around.closing(Opener(""))
+        assert tuple(ids[: len(opening)]) == opening
+        assert tuple(ids[prompt - len(closing) : prompt]) == closing
+
+
+OPENERS = (Opener("Say", " now!"), Opener("", "\nIn one word."), Opener("What is"))
+
+
+def test_a_set_ending_stands_before_the_assistants_header(answerer: Answerer, tmp_path: Path) -> None:
+    """Every stored prompt is a whole turn of one of the openers, its ending included."""
+    tokenizer, store = tiny_tokenizer(), DiskStore(tmp_path / "data", "tiny")
+    recipe = replace(RECIPE, openers=OPENERS)
+    Answerer(answerer._engine.target, tokenizer, EOS_IDS, recipe).fill(store, [], 18)
+    blank = UserTurns(tokenizer)
+    before = str(tokenizer.decode(blank.opened(Opener(""))))
+    after = str(tokenizer.decode(blank.closing(Opener(""))))
+    assert "assistant" in after
+    found = set()
+    for ids, prompt in content(store):
+        text = str(tokenizer.decode(ids[:prompt]))
+        fitting = {
+            opener
+            for opener in OPENERS
+            if text.startswith(before + opener.begin) and text.endswith(opener.end + after)
+        }
+        assert fitting
+        if len(fitting) == 1:
+            found |= fitting
+    assert any(opener.end for opener in found)
+
+
+def test_openers_are_read_from_lines_of_text_and_json(tmp_path: Path) -> None:
+    (tmp_path / "o.txt").write_text("Write a\n\nHow do I\n")
+    assert read_openers(tmp_path / "o.txt") == [Opener("Write a"), Opener("How do I")]
+    lines = [{"begin": "Solve"}, {"begin": "", "end": " Be brief."}]
+    (tmp_path / "o.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    assert read_openers(tmp_path / "o.jsonl") == [Opener("Solve"), Opener("", " Be brief.")]
+
+
+@pytest.mark.parametrize("bad", ["[1]", '{"end": "."}', '{"begin"', "Write a"])
+def test_a_bad_opener_names_its_file_and_line(tmp_path: Path, bad: str) -> None:
+    (tmp_path / "o.jsonl").write_text(f'{{"begin": "Say"}}\n\n{bad}\n')
+    with pytest.raises(UsageError, match=r"o\.jsonl line 3") as refusal:
+        read_openers(tmp_path / "o.jsonl")
+    assert refusal.value.field == "self_openers"
+    assert refusal.value.next_step
+
+
+@pytest.mark.parametrize("name", ["empty.txt", "empty.jsonl", "gone.txt"])
+def test_files_without_openers_are_refused(tmp_path: Path, name: str) -> None:
+    if "empty" in name:
+        (tmp_path / name).write_text("\n \n")
+    with pytest.raises(UsageError, match=name) as refusal:
+        read_openers(tmp_path / name)
+    assert refusal.value.field == "self_openers"
+
+
+ANSWERS = [Answer([1, 2, 3], [4, 5]), Answer([6], [7, 7, 8, 9]), Answer([10, 11], [4]), Answer([2], [])]
+
+
+@pytest.mark.parametrize("parts", [(4, 0), (1, 3), (0, 2, 2), (1, 1, 1, 1)])
+def test_several_stores_are_one_with_the_same_answers(tmp_path: Path, parts: tuple[int, ...]) -> None:
+    whole, left, stores = DiskStore(tmp_path / "whole", "t"), list(ANSWERS), []
+    whole.append(ANSWERS)
+    for number, size in enumerate(parts):
+        stores.append(DiskStore(tmp_path / str(number), "t"))
+        if size:
+            stores[-1].append(left[:size])
+        del left[:size]
+    joined = JoinedStore(stores)
+    assert len(joined) == len(whole) == 4
+    for index in range(4):
+        mine, theirs = joined.sequence(index), whole.sequence(index)
+        assert (mine[0].tolist(), mine[1]) == (theirs[0].tolist(), theirs[1])
+    assert np.array_equal(joined.lengths(), whole.lengths())
+    assert np.array_equal(joined.counts(12), whole.counts(12))
+    with pytest.raises(IndexError):
+        joined.sequence(4)
+
+
+def test_a_full_disk_keeps_what_was_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shard that finds no room is not there at all; those before it stay."""
+    store = DiskStore(tmp_path / "s", "t")
+    store.append(ANSWERS[:2])
+
+    def no_room(file: BinaryIO, **arrays: np.ndarray) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez_compressed", no_room)
+        with pytest.raises(OSError, match="No space"):
+            store.append(ANSWERS[2:])
+    assert sorted(path.name for path in store.folder.iterdir()) == ["answers-00000.npz", "manifest.json"]
+    assert content(DiskStore(tmp_path / "s", "t")) == content(store)
+    store.append(ANSWERS[2:])
+    assert len(DiskStore(tmp_path / "s", "t")) == 4
 
 
 def test_stores_refuse_what_is_not_theirs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,9 +26,10 @@ from mlx_dspark.session import load
 from mlx_dspark.targets.load import target_of
 from mlx_dspark.train import run as run_module
 from mlx_dspark.train.checkpoint import checkpoints
+from mlx_dspark.train.data import Answer, DiskStore
 from mlx_dspark.train.export import export_drafter
 from mlx_dspark.train.folder import RunFolder
-from mlx_dspark.train.progress import CheckpointSaved, TrainProgress
+from mlx_dspark.train.progress import CheckpointSaved, TrainProgress, TrainStarted
 from mlx_dspark.train.run import PipelineEvent, run_training
 from tests.tiny import save_tiny, tiny_config, tiny_llama
 from tests.tiny_drafters import save_tiny_dspark
@@ -153,6 +155,9 @@ def test_a_warm_start_keeps_shape_and_weights(target: Path, prompts: Path, tmp_p
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no output": ({"output": None}, "output"),
     "nothing to answer": ({"prompts": ()}, "prompts"),
+    "openers of no turns": ({"self_openers": "openers.txt"}, "self_openers"),
+    "absent openers": ({"self_openers": "no such file.txt", "self_prompts": 4}, "self_openers"),
+    "absent held-out prompts": ({"held_out": "no such file.txt"}, "prompts"),
     "absent prompts": ({"prompts": "no such file.jsonl"}, "prompts"),
     "too wide": ({"width": 4096}, "width"),
     "too many tokens": ({"draft_vocab": 5000}, "draft_vocab"),
@@ -174,6 +179,35 @@ def test_bad_settings_are_refused(case: str, target: Path, prompts: Path, tmp_pa
     assert refusal.value.field == field
     assert refusal.value.next_step
     assert not (tmp_path / "out" / "run" / "data").exists()
+
+
+def test_answers_of_several_folders_add_up(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """A run on two folders sees the answers of both, and is the run on one folder that holds them all."""
+    lines = prompts.read_text(encoding="utf-8").split("\n\n")
+    homes, stores = [tmp_path / "a", tmp_path / "b"], []
+    for home, some in zip(homes, (lines[:10], lines[10:22]), strict=True):
+        given = tmp_path / f"{home.name}.txt"
+        given.write_text("\n\n".join(some), encoding="utf-8")
+        run_training(settings(target, given, tmp_path / f"run {home.name}", data=str(home), steps=1))
+        stores.append(DiskStore(home, _mark(home)))
+    both = DiskStore(tmp_path / "both", _mark(homes[0]))
+    for store in stores:
+        sequences = [store.sequence(index) for index in range(len(store))]
+        both.append([Answer(ids[:n].tolist(), ids[n:].tolist()) for ids, n in sequences])
+    events: list[PipelineEvent] = []
+    weights = []
+    for name, data in {"joined": homes, "one": [both.folder]}.items():
+        asked = settings(target, prompts, tmp_path / name, data=tuple(map(str, data)), steps=3)
+        outcome = run_training(dataclasses.replace(asked, prompts=()), emit=events.append)
+        weights.append((outcome.folder / "model.safetensors").read_bytes())
+    begun = [event.sequences for event in events if isinstance(event, TrainStarted)]
+    assert begun == [len(stores[0]) + len(stores[1])] * 2
+    assert weights[0] == weights[1]
+
+
+def _mark(home: Path) -> str:
+    """The target that the answers in a folder are of."""
+    return json.loads((home / "manifest.json").read_text(encoding="utf-8"))["target"]
 
 
 def test_a_folder_that_is_not_ours_is_refused(target: Path, prompts: Path, tmp_path: Path) -> None:

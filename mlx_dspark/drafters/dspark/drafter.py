@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint
 from mlx_dspark.drafters.block import BlockDrafter, Chain, Draw
+from mlx_dspark.drafters.draw import GreedyDraw
 from mlx_dspark.drafters.dspark.backbone import DSparkModel
+from mlx_dspark.drafters.dspark.host import HostMarkov
 
 
 def build_model(checkpoint: DrafterCheckpoint, window: int) -> DSparkModel:
@@ -20,6 +23,11 @@ class DSparkDrafter(BlockDrafter):
     """Owns or borrows the embedding and the head, each as the checkpoint has it."""
 
     model: DSparkModel
+    _host_markov: HostMarkov | None = None
+
+    def hold_weights(self, choice: str, cache_dir: Path) -> None:
+        super().hold_weights(choice, cache_dir)
+        self._host_markov = HostMarkov.of(self.model.get("markov_head"), self.vocab.ids)
 
     def embed_ids(self, tokens: mx.array) -> mx.array:
         if not self.config.own_embedding:
@@ -48,6 +56,10 @@ class DSparkDrafter(BlockDrafter):
 
     def _markov_chain(self, hidden: mx.array, base: mx.array, anchors: mx.array, draw: Draw) -> Chain:
         """Draft `i` is biased by draft `i - 1`, the first by the anchor."""
+        if self._host_markov is not None and isinstance(draw, GreedyDraw):
+            chain = self._host_markov.greedy(base, anchors)
+            confidence = self.confidence_logits(hidden, chain.previous)
+            return Chain(chain.tokens, base, chain.logits, confidence)
         head = self.model.markov_head
         token, state = anchors[:, None], None
         tokens, logits, embedded = [], [], []

@@ -10,7 +10,12 @@ import mlx.nn as nn
 
 from mlx_dspark.contracts import Forward, Logits, TargetSpec
 from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
-from mlx_dspark.kernels.attention import cpu_attention, install_row_attention, stock_attention
+from mlx_dspark.kernels.attention import (
+    cpu_attention,
+    install_row_attention,
+    masked_attention,
+    stock_attention,
+)
 from mlx_dspark.kernels.dispatch import CpuWeightsReport
 from mlx_dspark.state.kv import KVState
 from mlx_dspark.state.rectangle import RectangleKV
@@ -48,7 +53,7 @@ class DenseTarget:
     def new_rows(self, n: int = 1, *, rectangle: bool = False) -> RowStates:
         layers = range(self.spec.layers)
         if rectangle:
-            return RowStates([RectangleKV(n) for _ in layers], n)
+            return RowStates([RectangleKV(n, masked_attention()) for _ in layers], n)
         return RowStates([KVState(n, self._attention) for _ in layers], n)
 
     def forward(
