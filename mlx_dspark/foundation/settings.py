@@ -268,7 +268,10 @@ class TrainSettings(Settings):
     ] = None
 
     answer_tokens: Annotated[int, About(Whole(16), "Most tokens in an answer.")] = 320
-    data_rows: Annotated[int, About(Whole(1), "Answers generated at once.")] = 256
+    data_rows: Annotated[
+        int | None,
+        About(Whole(1, optional=True), "Answers generated at once.", unset="256, on the CPU back end 16"),
+    ] = None
     data_time_limit: Annotated[
         float | None,
         About(Seconds(), "Stop making answers after this long; a later run goes on with them."),
@@ -336,9 +339,18 @@ class TrainSettings(Settings):
         float | None,
         About(Seconds(), "Train for this long, learning rate included; with --steps, to the first of both."),
     ] = None
-    batch: Annotated[int, About(Whole(1), "Sequences in a step.")] = 32
+    batch: Annotated[
+        int | None, About(Whole(1, optional=True), "Sequences in a step.", unset="32, on the CPU back end 4")
+    ] = None
     width: Annotated[int, About(Whole(32), "Longest sequence, in tokens; longer ones are cut.")] = 448
-    anchors: Annotated[int, About(Whole(1, 4096), "Blocks trained in each sequence of a step.")] = 24
+    anchors: Annotated[
+        int | None,
+        About(
+            Whole(1, 4096, optional=True),
+            "Blocks trained in each sequence of a step.",
+            unset="64, on the CPU back end 8",
+        ),
+    ] = None
     learning_rate: Annotated[
         float | None,
         About(

@@ -16,6 +16,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlx_dspark.catalog.checkpoint import computes_on_cpu
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.catalog.resolve import resolve_model
 from mlx_dspark.contracts import TargetSpec
@@ -80,7 +81,7 @@ def run_training(
     Raises UsageError, LoadError or DownloadError before the first step, and KeyboardInterrupt after an
     interrupt, when everything is saved.
     """
-    folder = _checked(settings)
+    folder, settings = _checked(settings), sized(settings, on_cpu=computes_on_cpu())
     prompts = [prompt for path in _texts(settings.prompts) for prompt in read_prompts(Path(path))]
     openers = OPENERS if settings.self_openers is None else read_openers(Path(settings.self_openers))
     held_out = {Path(path).stem: read_prompts(Path(path)) for path in _texts(settings.held_out)}
@@ -116,6 +117,17 @@ def run_training(
         )
         (folder.output / "README.md").write_text(model_card(facts), encoding="utf-8")
         return Outcome(folder.output, finished, evaluation)
+
+
+def sized(settings: TrainSettings, *, on_cpu: bool) -> TrainSettings:
+    """`settings` with the sizes that depend on the device."""
+    sizes = (
+        {"data_rows": 16, "batch": 4, "anchors": 8}
+        if on_cpu
+        else {"data_rows": 256, "batch": 32, "anchors": 64}
+    )
+    unset = {name: size for name, size in sizes.items() if getattr(settings, name) is None}
+    return dataclasses.replace(settings, **unset)
 
 
 def chosen_shape(settings: TrainSettings, spec: TargetSpec) -> DrafterShape:
@@ -232,7 +244,7 @@ def _answers(
     stores = [DiskStore(home, teacher.content_hash) for home in homes]
     if prompts or settings.self_prompts:
         recipe = Recipe(
-            rows=settings.data_rows,
+            rows=settings.data_rows or Recipe.rows,
             answer_tokens=settings.answer_tokens,
             temperature=settings.data_temperature,
             seed=settings.seed,

@@ -68,6 +68,8 @@ class Trainer:
         self.settings, self.folder = settings, folder
         self.config = start.config
         self.trainee = Trainee(start, target, settings)
+        assert settings.batch is not None
+        assert settings.anchors is not None
         self.batches = Batches(
             store, rows=settings.batch, width=settings.width, anchors=settings.anchors, seed=settings.seed
         )
