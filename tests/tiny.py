@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models import llama, qwen3
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -47,11 +47,60 @@ know system user assistant return def self import print
 """
 
 
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
+}
+
+_WINDOWS = ["sliding_attention", "full_attention"]
+
+_FAMILY_CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma2": {"final_logit_softcapping": 1.0, "attn_logit_softcapping": 2.0, "tie_word_embeddings": True},
+    "gemma3_text": {
+        "num_hidden_layers": 3,
+        "sliding_window": 16,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 16,
+        "tie_word_embeddings": True,
+    },
+    "gemma4_text": {
+        "num_hidden_layers": 5,
+        "num_kv_shared_layers": 2,
+        "sliding_window": 16,
+        "sliding_window_pattern": 3,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": VOCAB,
+        "global_head_dim": 32,
+        "final_logit_softcapping": 1.0,
+        "tie_word_embeddings": True,
+    },
+    "muse_glimmer": {"layer_types": _WINDOWS, "sliding_window": 16},
+    "ministral3": {
+        "layer_types": _WINDOWS,
+        "sliding_window": 16,
+        "rope_parameters": {
+            "rope_theta": 10000.0,
+            "rope_type": "default",
+            "original_max_position_embeddings": 32,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "smollm3": {"layer_types": _WINDOWS, "sliding_window": 16, "no_rope_layer_interval": 2},
+    "iquestloopcoder": {"loop_window_size": 16},
+    "cohere2": {"num_hidden_layers": 4, "sliding_window": 16, "logit_scale": 0.5},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16},
+}
+
+
 def tiny_config(family: str = "llama", **overrides: Any) -> dict[str, Any]:
-    """A config.json of the `llama` or `qwen3` layout: 2 layers, hidden 64, 4 query and 2 KV heads of 16."""
+    """A config.json of an mlx-lm `model_type`: hidden 64, 4 query and 2 KV heads of 16, windows of 16."""
     config: dict[str, Any] = {
         "model_type": family,
-        "architectures": [{"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}[family]],
+        "architectures": [_ARCHITECTURES.get(family, "CausalLM")],
         "hidden_size": 64,
         "num_hidden_layers": 2,
         "intermediate_size": 128,
@@ -67,7 +116,7 @@ def tiny_config(family: str = "llama", **overrides: Any) -> dict[str, Any]:
         "eos_token_id": 2,
         "torch_dtype": "float32",
     }
-    return config | overrides
+    return config | _FAMILY_CONFIGS.get(family, {}) | overrides
 
 
 def tiny_model(config: dict[str, Any], *, seed: int = 0, stops: bool = False) -> nn.Module:
@@ -76,8 +125,10 @@ def tiny_model(config: dict[str, Any], *, seed: int = 0, stops: bool = False) ->
     With `stops=False` the special tokens are never the greedy choice, so text runs on to its token limit;
     with `stops=True` they are as likely as any other token.
     """
-    family = {"llama": llama, "qwen3": qwen3}[config["model_type"]]
+    family = import_module(f"mlx_lm.models.{config['model_type']}")
     model = family.Model(family.ModelArgs.from_dict(config))
+    if config["tie_word_embeddings"] and "lm_head" in model:
+        model.sanitize({})
     keys = iter(mx.random.split(mx.random.key(seed), len(tree_flatten(model.parameters()))))
     model.update(tree_unflatten(list(_random_weights(model, keys, stops))))
     model.eval()
@@ -109,6 +160,11 @@ def tiny_qwen3(
 ) -> nn.Module:
     """A random Qwen3 (query and key norms); `overrides` are further config.json fields."""
     return _sized("qwen3", seed, layers, hidden, vocab, stops, overrides)
+
+
+def tiny_family(family: str, seed: int = 0, **overrides: Any) -> nn.Module:
+    """A random model of an mlx-lm `model_type`; `overrides` are further config.json fields."""
+    return tiny_model(tiny_config(family, **overrides), seed=seed)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -179,15 +235,22 @@ def _random_weights(
         noise = mx.random.normal(old.shape, key=key)
         if module in ("q_norm", "k_norm"):
             weight = 2.0 + 0.1 * noise
+        elif name.endswith("bias") and old.ndim == 1:
+            weight = 0.1 * noise
         elif old.ndim == 1:
             weight = 1.0 + 0.1 * noise
         elif module == "embed_tokens":
-            weight = noise * _GAINS[module]
+            weight = noise * _GAINS[module] / _embedding_scale(model)
         else:
             weight = noise * (_GAINS.get(module, 1.5) / old.shape[-1] ** 0.5)
         if module == head and not stops:
             weight[: len(SPECIAL_TOKENS)] = 0.0
         yield name, weight
+
+
+def _embedding_scale(model: nn.Module) -> float:
+    """What a Gemma multiplies its embedding by."""
+    return model.args.hidden_size**0.5 if model.model_type.startswith("gemma") else 1.0  # type: ignore[attr-defined]
 
 
 @lru_cache(maxsize=1)

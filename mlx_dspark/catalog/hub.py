@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
@@ -35,12 +37,19 @@ def is_hub_id(name: str) -> bool:
 
 
 def fetch_repository(
-    repository: str, *, offline: bool, trust_remote_code: bool, progress: Progress, what: str = "model"
+    repository: str,
+    *,
+    offline: bool,
+    trust_remote_code: bool,
+    progress: Progress,
+    what: str = "model",
+    accept: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:
     """The folder of a hub repository, fetched unless the cache holds it whole.
 
-    The small files come first: a repository with Python code is refused before its weights are fetched.
-    `what` it is called in messages. Raises ModelNotFound, DownloadError, RemoteCodeRefused or BadCheckpoint.
+    The small files come first: before the weights are fetched, a repository with Python code is refused, and
+    `accept` sees its config and may raise. `what` it is called in messages. Raises ModelNotFound,
+    DownloadError, RemoteCodeRefused or BadCheckpoint.
     """
     if (cached := cached_repository(repository)) is not None:
         return cached
@@ -54,6 +63,8 @@ def fetch_repository(
         folder = Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS))
         if not trust_remote_code:
             refuse_remote_code(folder, read_config(folder))
+        if accept is not None:
+            accept(read_config(folder))
         return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS))
     except GatedRepoError as error:
         raise DownloadError(

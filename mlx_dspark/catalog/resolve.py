@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from mlx_dspark.catalog import default_model
 from mlx_dspark.catalog.hub import cached_repositories, fetch_repository, is_hub_id, is_offline
@@ -38,13 +38,15 @@ def resolve_model(
     offline: bool | None = None,
     trust_remote_code: bool = False,
     progress: Progress = silent,
+    accept: Callable[[dict[str, Any]], None] | None = None,
 ) -> ModelRef:
     """Find, and where needed fetch, a model.
 
     `name` is None or `smollm2-135m` for the default model, an existing folder, an existing `.gguf` file, or a
     hub id `owner/name`. `offline` None: as the environment says (HF_HUB_OFFLINE). The content is checked when
-    it is loaded. Raises ModelNotFound, DownloadError,
-    RemoteCodeRefused (before the weights of a hub repository are fetched) or BadCheckpoint.
+    it is loaded; of a hub repository that must be fetched, `accept` sees the config before the weights are,
+    and may raise. Raises ModelNotFound, DownloadError, BadCheckpoint or RemoteCodeRefused, this too before
+    the weights of a hub repository are fetched.
     """
     offline = is_offline() if offline is None else offline
     if name is None or name == default_model.NAME:
@@ -61,7 +63,7 @@ def resolve_model(
             return _file(name, path)
     if is_hub_id(name):
         folder = fetch_repository(
-            name, offline=offline, trust_remote_code=trust_remote_code, progress=progress
+            name, offline=offline, trust_remote_code=trust_remote_code, progress=progress, accept=accept
         )
         return ModelRef(name, folder, "folder", name, trust_remote_code)
     raise ModelNotFound(

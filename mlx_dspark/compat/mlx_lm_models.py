@@ -1,14 +1,18 @@
 """Seam: mlx-lm finds a model class through the private `mlx_lm.utils._get_classes`.
 
 Versions: mlx-lm 0.32. Reason: its loader opens all weights before it learns that it does not know the model
-type, and says so with a ValueError among others. Delete when mlx-lm has a public lookup by config.
+type, and says so with a ValueError among others; and it builds no model without weights. Delete when mlx-lm
+has a public lookup by config.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import mlx.nn as nn
 from mlx_lm.utils import _get_classes
+
+_FOREIGN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def knows_model_type(config: dict[str, Any]) -> bool:
@@ -18,3 +22,14 @@ def knows_model_type(config: dict[str, Any]) -> bool:
     except (ValueError, AttributeError):
         return False
     return True
+
+
+def empty_model(config: dict[str, Any]) -> nn.Module | None:
+    """The model of a config without its weights, which take no memory; None where it cannot be built so."""
+    if "model_file" in config:
+        return None
+    try:
+        model_class, arguments = _get_classes(config)
+        return model_class(arguments.from_dict(config))
+    except _FOREIGN:
+        return None

@@ -20,19 +20,20 @@ MaxDraft = int | Literal["auto"] | None
 
 
 class RowCaps(Protocol):
-    """The caps of one row. `caps` is pure; everything learnt comes through `observe`."""
+    """The caps of one row. Everything learnt comes through `observe`; the rest is pure.
 
-    def caps(self) -> Mapping[str, int]:
+    `rows` is how many rows the round in question has: what a width costs depends on it.
+    """
+
+    def caps(self, rows: int = 1) -> Mapping[str, int]:
         """Most drafts per source, this round; empty or all 0 means plain decoding."""
         ...
 
-    @property
-    def parked(self) -> bool:
+    def parked(self, rows: int = 1) -> bool:
         """Whether the row decodes plainly because drafting was losing time."""
         ...
 
-    @property
-    def measuring(self) -> bool:
+    def measuring(self, rows: int = 1) -> bool:
         """Whether plain rounds are being timed, so that none should be launched ahead."""
         ...
 
@@ -56,15 +57,16 @@ class FixedCaps:
     def row(self) -> FixedCaps:
         return self
 
-    def caps(self) -> Mapping[str, int]:
+    def caps(self, rows: int = 1) -> Mapping[str, int]:
+        del rows
         return self._caps
 
-    @property
-    def parked(self) -> bool:
+    def parked(self, rows: int = 1) -> bool:
+        del rows
         return False
 
-    @property
-    def measuring(self) -> bool:
+    def measuring(self, rows: int = 1) -> bool:
+        del rows
         return False
 
     def observe(self, report: RoundReport) -> None:
@@ -80,9 +82,14 @@ class RoundTimes:
 
     KEPT = 15
     MOST_WAITED = 0.1
+    SOONEST_PROBE, LATEST_PROBE = 16, 256
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, int], deque[float]] = {}
+        self._medians: dict[int, dict[int, float]] = {}
+        self._between: dict[tuple[int, int], float] = {}
+        self._plain_since: dict[int, int] = {}
+        self._probe_after: dict[int, int] = {}
         self._landed_at = 0.0
         self._charged = 0.0
 
@@ -92,37 +99,94 @@ class RoundTimes:
             return self._charged
         self._charged = report.landed_at - max(report.launched_at, self._landed_at)
         self._landed_at = report.landed_at
-        if report.certain == 1 and report.waited <= self.MOST_WAITED * self._charged:
-            kept = self._seconds.setdefault((report.rows, report.width), deque(maxlen=self.KEPT))
-            kept.append(self._charged)
+        if report.certain == 1:
+            self._count(report)
+            if report.waited <= self.MOST_WAITED * self._charged:
+                self._note(report.rows, report.width)
         return self._charged
+
+    def _count(self, report: RoundReport) -> None:
+        since = self._plain_since.get(report.rows, 0)
+        if report.width > 1:
+            later = 2 * self._probe_after.get(report.rows, self.SOONEST_PROBE)
+            probed = self.probing(report.rows)
+            self._probe_after[report.rows] = min(later, self.LATEST_PROBE) if probed else self.SOONEST_PROBE
+        self._plain_since[report.rows] = since + 1 if report.width == 1 else 0
+
+    def _note(self, rows: int, width: int) -> None:
+        kept = self._seconds.setdefault((rows, width), deque(maxlen=self.KEPT))
+        kept.append(self._charged)
+        self._medians.setdefault(rows, {})[width] = median(kept)
+        self._between.clear()
 
     def samples(self, rows: int, width: int) -> int:
         return len(self._seconds.get((rows, width), ()))
 
+    def probing(self, rows: int) -> bool:
+        """Whether so many rows have decoded plainly for so long that a draft is due, to see what it brings;
+        rarer after each that was followed by none."""
+        return self._plain_since.get(rows, 0) >= self._probe_after.get(rows, self.SOONEST_PROBE)
+
     def widest(self, rows: int) -> int:
         """The widest round seen with so many rows; 0 when there was none."""
-        return max((width for n, width in self._seconds if n == rows), default=0)
+        return max(self._medians.get(rows, ()), default=0)
 
     def seconds(self, rows: int, width: int) -> float | None:
         """The usual time of a round of this width: measured, else on the line through its neighbours."""
-        known = {w: median(times) for (n, w), times in self._seconds.items() if n == rows}
+        known = self._medians.get(rows, {})
         if width in known:
             return known[width]
         if 1 not in known or len(known) < 2:
             return None
-        above = min((w for w in known if w > width), default=max(known))
-        below = max((w for w in known if w < min(width, above)), default=1)
-        slope = max(0.0, (known[above] - known[below]) / (above - below))
-        return known[below] + slope * (width - below)
+        if (rows, width) not in self._between:
+            above = min((w for w in known if w > width), default=max(known))
+            below = max((w for w in known if w < min(width, above)), default=1)
+            slope = max(0.0, (known[above] - known[below]) / (above - below))
+            self._between[rows, width] = known[below] + slope * (width - below)
+        return self._between[rows, width]
+
+
+class _Pool:
+    """What all rows together know of a source: acceptance by position, and who drafts in company."""
+
+    WEIGHT = 4.0
+
+    def __init__(self, max_draft: int) -> None:
+        self._offered = [2.0] * max_draft
+        self._survived = [2.0 * 0.7] * max_draft
+        self._together: dict[int, float] = {}
+
+    def count(self, report: RoundReport) -> None:
+        """Take a round of one row in which this source drafted."""
+        for i in range(min(report.drafted, report.accepted + 1, len(self._offered))):
+            self._offered[i] = 0.98 * self._offered[i] + 1
+            self._survived[i] = 0.98 * self._survived[i] + (i < report.accepted)
+        seen = min(max(1.0, report.drafted_together / report.drafted), report.rows)
+        self._together[report.rows] = 0.7 * self.together(report.rows) + 0.3 * seen
+
+    def together(self, rows: int) -> float:
+        """How many of so many rows usually draft in a round in which any does."""
+        return self._together.get(rows, 1.0)
+
+    def rate(self, position: int, survived: float, offered: float) -> float:
+        """How likely the draft at a position is accepted after those before it, for a row that has seen this
+        itself."""
+        known = self._survived[position] / self._offered[position]
+        return (survived + self.WEIGHT * known) / (offered + self.WEIGHT)
 
 
 class _SourceCap:
     """One source for one row: acceptance by position, what it earned, and whether it is parked.
 
-    A verify round earns the plain rounds it replaced and spends its own time. A source that spends more than
-    it earns is parked for as long as it takes to bring the loss under LOSS of plain decoding, then tried
-    again. Widths never timed are approached in steps, so that a steep curve is noticed before it costs much.
+    Alone, a verify round earns the plain rounds it replaced and spends its own time. A source that spends
+    more than it earns is parked for as long as it takes to bring the loss under LOSS of plain decoding, then
+    tried again. Widths never timed are approached in steps, so that a steep curve is noticed before it costs
+    much.
+
+    In company nothing is tried out row by row, since all rows wait for the drafts of one: the cap is the one
+    expected to gain most, from acceptance so far, the row's own and that of all rows, and from what the width
+    costs so many rows, shared among those who usually draft together. It is 0 where none gains, but for a
+    probe that all rows make at once.
     """
 
     TRIAL = 4
@@ -133,12 +197,13 @@ class _SourceCap:
     PLAIN_SAMPLES = 3
     STEPS = (1, 3)
     MUST_SAVE = 0.95
+    UNLIKELY = 0.02
 
-    def __init__(self, source: Source, times: RoundTimes, choose: bool) -> None:
+    def __init__(self, source: Source, times: RoundTimes, pool: _Pool, choose: bool) -> None:
         self._source = source
         self._times = times
+        self._pool = pool
         self._choose = choose and not source.own_length
-        self._rows = 1
         self._best = source.max_draft
         self._left_parked = 0
         self._offered = [2.0] * source.max_draft
@@ -149,40 +214,60 @@ class _SourceCap:
         self._earned = self._spent = self._lost = 0.0
         self._rounds = 0
 
-    @property
-    def parked(self) -> bool:
-        return self._left_parked > 0
+    def parked(self, rows: int) -> bool:
+        if rows == 1:
+            return self._left_parked > 0
+        return not self.measuring(rows) and not self.cap(rows)
 
-    @property
-    def measuring(self) -> bool:
-        return self._times.samples(self._rows, 1) < self.PLAIN_SAMPLES
+    def measuring(self, rows: int) -> bool:
+        return self._times.samples(rows, 1) < self.PLAIN_SAMPLES
 
-    @property
-    def cap(self) -> int:
-        if self.parked:
+    def cap(self, rows: int) -> int:
+        if rows > 1:
+            return 0 if self.measuring(rows) else self._gainful(rows) or int(self._times.probing(rows))
+        if self._left_parked:
             return 0
-        if self.measuring:
+        if self.measuring(rows):
             return self.STEPS[0] if self._source.own_length else 0
-        return min(self._best, max(self._paying(), default=1))
+        return min(self._best, max(self._paying(rows), default=1))
 
-    def _paying(self) -> list[int]:
+    def _gainful(self, rows: int) -> int:
+        """The cap that is expected to gain most for all rows together; 0 where none does."""
+        plain = self._times.seconds(rows, 1)
+        share = rows / self._pool.together(rows)
+        best, most, expected, survival = 0, 0.0, 0.0, 1.0
+        for cap in range(1, self._reach(rows) + 1):
+            survival *= self._pool.rate(cap - 1, self._survived[cap - 1], self._offered[cap - 1])
+            expected += survival
+            seconds = self._times.seconds(rows, cap + 1)
+            if plain is None or seconds is None or survival < self.UNLIKELY:
+                break
+            gain = expected * plain - self.MARGIN * share * max(0.0, seconds - plain)
+            if gain > most:
+                best, most = cap, gain
+        return best
+
+    def _reach(self, rows: int) -> int:
+        """The widest cap that may be tried next."""
+        widest = self._times.widest(rows)
+        step = next((step for step in self.STEPS if step >= widest), self._source.max_draft)
+        return min(step, self._source.max_draft)
+
+    def _paying(self, rows: int) -> list[int]:
         """Caps that would pay if every draft were accepted, as far as round times are known."""
-        plain = self._times.seconds(self._rows, 1)
-        widest = self._times.widest(self._rows)
-        reach = next((step for step in self.STEPS if step >= widest), self._source.max_draft)
+        plain = self._times.seconds(rows, 1)
         paying = []
-        for cap in range(1, min(reach, self._source.max_draft) + 1):
-            seconds = self._times.seconds(self._rows, cap + 1)
+        for cap in range(1, self._reach(rows) + 1):
+            seconds = self._times.seconds(rows, cap + 1)
             if seconds is None or plain is None or seconds <= self.MUST_SAVE * (cap + 1) * plain:
                 paying.append(cap)
         return paying
 
     def observe(self, report: RoundReport, seconds: float) -> None:
-        self._rows = report.rows
         plain = self._times.seconds(report.rows, 1)
         if report.source == self._source.name and report.drafted:
             self._count(report)
-            if plain is not None:
+            if plain is not None and report.rows == 1:
                 self._weigh(report.committed * plain, seconds, plain)
             if self._choose:
                 self._best = self._fastest()
@@ -193,13 +278,14 @@ class _SourceCap:
         for i in range(min(report.drafted, report.accepted + 1, self._source.max_draft)):
             self._offered[i] = 0.95 * self._offered[i] + 1
             self._survived[i] = 0.95 * self._survived[i] + (i < report.accepted)
+        self._pool.count(report)
 
     def _weigh(self, earned: float, spent: float, plain: float) -> None:
         self._earned = self.DECAY * self._earned + earned
         self._spent = self.DECAY * self._spent + spent
         self._lost = max(0.0, self._lost + spent - earned)
         self._rounds += 1
-        hopeless = not self._paying()
+        hopeless = not self._paying(1)
         losing = self._earned < self._spent * self.MARGIN
         if hopeless or (losing and (self._rounds >= self.TRIAL or self._lost > 2 * plain)):
             least = self.HOPELESS_PARK if hopeless else self.SHORTEST_PARK
@@ -212,7 +298,7 @@ class _SourceCap:
         for cap in range(1, self._source.max_draft + 1):
             survival *= self._survived[cap - 1] / self._offered[cap - 1]
             expected += survival
-            seconds = self._times.seconds(self._rows, cap + 1)
+            seconds = self._times.seconds(1, cap + 1)
             if seconds:
                 rates[cap] = expected / seconds
         if not rates:
@@ -224,20 +310,22 @@ class _SourceCap:
 class LiveRowCaps:
     """Caps of one row from its own acceptance and the round times seen so far."""
 
-    def __init__(self, sources: Sequence[Source], times: RoundTimes, choose: bool) -> None:
+    def __init__(
+        self, sources: Sequence[Source], times: RoundTimes, pools: Mapping[str, _Pool], choose: bool
+    ) -> None:
         self._times = times
-        self._sources = {source.name: _SourceCap(source, times, choose) for source in sources}
+        self._sources = {
+            source.name: _SourceCap(source, times, pools[source.name], choose) for source in sources
+        }
 
-    def caps(self) -> Mapping[str, int]:
-        return {name: source.cap for name, source in self._sources.items()}
+    def caps(self, rows: int = 1) -> Mapping[str, int]:
+        return {name: source.cap(rows) for name, source in self._sources.items()}
 
-    @property
-    def parked(self) -> bool:
-        return bool(self._sources) and all(source.parked for source in self._sources.values())
+    def parked(self, rows: int = 1) -> bool:
+        return bool(self._sources) and all(source.parked(rows) for source in self._sources.values())
 
-    @property
-    def measuring(self) -> bool:
-        return any(source.measuring for source in self._sources.values())
+    def measuring(self, rows: int = 1) -> bool:
+        return any(source.measuring(rows) for source in self._sources.values())
 
     def observe(self, report: RoundReport) -> None:
         seconds = self._times.charge(report)
@@ -246,7 +334,8 @@ class LiveRowCaps:
 
 
 class LiveCaps:
-    """Caps that never lose for long: a source that costs more than it earns is parked and probed.
+    """Caps that never lose for long: a source that costs more than it earns is parked and probed. Round times
+    and acceptance of all rows are kept here, so that new rows begin with what is known.
 
     `choose=False` drafts whole blocks or nothing; `choose=True` also picks the length every round.
     """
@@ -255,9 +344,10 @@ class LiveCaps:
         self._sources = tuple(sources)
         self._choose = choose
         self._times = RoundTimes()
+        self._pools = {source.name: _Pool(source.max_draft) for source in sources}
 
     def row(self) -> LiveRowCaps:
-        return LiveRowCaps(self._sources, self._times, self._choose)
+        return LiveRowCaps(self._sources, self._times, self._pools, self._choose)
 
 
 def cap_policy(max_draft: MaxDraft, sources: Sequence[Source]) -> CapPolicy:

@@ -10,19 +10,15 @@ from time import perf_counter
 import mlx.core as mx
 
 from mlx_dspark.contracts import Drafter, Target
+from mlx_dspark.engine.admit import check_request, new_batch
 from mlx_dspark.engine.caps import CapPolicy, FixedCaps
-from mlx_dspark.engine.loop import Batch, Round, VerifyLoop
-from mlx_dspark.engine.row import Row
-from mlx_dspark.engine.sampling import check_sampling
-from mlx_dspark.foundation.errors import ContextOverflow, RequestError
-from mlx_dspark.foundation.events import EngineEvent, Finished, Started
+from mlx_dspark.engine.loop import Batch, VerifyLoop
+from mlx_dspark.engine.rounds import Indexed, Rounds, endings
+from mlx_dspark.foundation.events import EngineEvent, Started
 from mlx_dspark.foundation.request import GenerateRequest
-from mlx_dspark.nn.noise import RowNoise
 
 LEAVING = 8
 """Finished rows of a rectangle leave, and others take their places, once they are one in so many."""
-
-Indexed = tuple[int, EngineEvent]
 
 
 class Engine:
@@ -31,7 +27,7 @@ class Engine:
     `cap` chooses how many drafts are verified; the drafter must be bound to the target already. `rectangle`
     holds the rows of a batch in one padded buffer, reads prompts together and lets several finished rows
     leave at once: the better way from some dozens of rows on. Threads may share an engine: their rounds take
-    turns.
+    turns. A `Scheduler` batches them instead.
     """
 
     def __init__(
@@ -52,17 +48,7 @@ class Engine:
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError or ContextOverflow when the request cannot run on this target."""
-        spec = self.target.spec
-        if len(request.prompt) >= spec.context:
-            raise ContextOverflow(len(request.prompt), spec.context)
-        strangers = [token for token in request.prompt if not 0 <= token < spec.vocab]
-        if strangers:
-            raise RequestError(
-                f"The prompt holds the token id {strangers[0]}; the model's ids end at {spec.vocab - 1}.",
-                "Use the model's own tokenizer.",
-                field="prompt",
-            )
-        check_sampling(request.sampling, spec.vocab)
+        check_request(request, self.target.spec)
 
     def stream(self, request: GenerateRequest) -> Iterator[EngineEvent]:
         """The events of one request. Closing the iterator cancels it.
@@ -120,7 +106,7 @@ class Engine:
         while True:
             free = [place for place, row in enumerate(batch.rows) if row.finished]
             if LEAVING * len(free) < len(batch.rows):
-                yield from self._land(batch, self._launch(batch))
+                yield from self._round(batch)
                 continue
             newcomers = list(islice(waiting, len(free)))
             if not newcomers and len(free) == len(batch.rows):
@@ -144,54 +130,27 @@ class Engine:
         """A batch of these requests, run until each has its first token."""
         for index, request in requests:
             yield index, Started(len(request.prompt), 0, perf_counter())
-        batch = self._admit(requests)
+        batch = new_batch(self.target, self.drafter, self._cap, requests, rectangle=self._rectangle)
         while not all(row.produced for row in batch.rows):
-            yield from self._land(batch, self._launch(batch))
+            yield from self._round(batch)
         return batch
 
-    def _admit(self, requests: Sequence[tuple[int, GenerateRequest]]) -> Batch:
-        spec, n = self.target.spec, len(requests)
-        rows = []
-        for index, request in requests:
-            limit = min(request.max_new_tokens, spec.context - len(request.prompt))
-            rows.append(Row(request, self._cap.row(), limit, spec.vocab, index))
-        draft = self.drafter.new_rows(n) if self.drafter is not None else None
-        states = self.target.new_rows(n, rectangle=self._rectangle)
-        return Batch(rows, states, draft, RowNoise.of_seeds([r.sampling.seed for _, r in requests]))
-
     def _decode(self, batch: Batch) -> Iterator[Indexed]:
-        """Rounds until every row is finished. Rows leave only while no round is in flight."""
-        pending = self._launch(batch)
-        while True:
-            ahead = None
-            leaving = any(row.finished for row in batch.rows)
-            if not leaving and self._loop.may_run_ahead(batch, pending):
-                ahead = self._launch(batch, pending)
-            yield from self._land(batch, pending, ahead)
-            if all(row.finished for row in batch.rows):
-                if ahead is not None:
-                    ahead.transaction.rollback()
-                return
-            if ahead is None:
-                if any(row.finished for row in batch.rows):
-                    batch.select([i for i, row in enumerate(batch.rows) if not row.finished])
-                ahead = self._launch(batch)
-            pending = ahead
+        """Rounds until every row is finished; the time that the reader of the events takes is noted on the
+        round in flight."""
+        rounds = Rounds(self._loop, batch)
+        while not rounds.done:
+            with self._lock:
+                events = rounds.step()
+            handed_at = perf_counter()
+            yield from events
+            if rounds.in_flight is not None:
+                rounds.in_flight.waited = perf_counter() - handed_at
 
-    def _launch(self, batch: Batch, last: Round | None = None) -> Round:
-        """The next round, ahead of `last` where one is given."""
+    def _round(self, batch: Batch) -> Iterator[Indexed]:
+        """One round, launched and landed."""
         with self._lock:
-            return self._loop.launch(batch) if last is None else self._loop.launch_ahead(batch, last)
-
-    def _land(self, batch: Batch, pending: Round, ahead: Round | None = None) -> Iterator[Indexed]:
-        """Land a round and hand out its events; the time that their reader takes is noted on `ahead`."""
+            pending = self._loop.launch(batch)
         with self._lock:
-            events = self._loop.land(batch, pending)
-        for row in batch.rows:
-            if row.reason is not None and not row.announced:
-                row.announced = True
-                events.append((row.index, Finished(row.reason, len(row.request.prompt), row.produced)))
-        handed_at = perf_counter()
+            events = self._loop.land(batch, pending) + endings(batch)
         yield from events
-        if ahead is not None:
-            ahead.waited = perf_counter() - handed_at

@@ -102,8 +102,7 @@ class VerifyLoop:
         """Build and schedule a round from committed tokens. Does not wait, unless the drafter must."""
         started = perf_counter()
         depth = batch.states.depth
-        certain = [row.tokens[d : d + self.prefill_chunk] for row, d in zip(batch.rows, depth, strict=True)]
-        wants = [d + len(c) == len(row.tokens) for row, d, c in zip(batch.rows, depth, certain, strict=True)]
+        certain, wants = self._certain(batch)
         caps, by_source = self._caps(batch, certain, wants)
         proposal = self._propose(batch, caps, by_source) if any(caps) else None
         lengths = proposal.lengths if proposal is not None else (0,) * len(depth)
@@ -125,6 +124,18 @@ class VerifyLoop:
         )
         self._forward(batch, round_, feed, proposal, [row.history for row in batch.rows])
         return round_
+
+    def try_draft(self, batch: Batch, place: int) -> None:
+        """Let the drafter propose for one row alone, as it would in the next round; raises what it raises.
+
+        No round may be in flight. Changes nothing: who proposes mutates nothing that counts.
+        """
+        caps, by_source = self._caps(batch, *self._certain(batch))
+        alone = {
+            name: [cap if r == place else 0 for r, cap in enumerate(each)] for name, each in by_source.items()
+        }
+        if caps[place]:
+            self._propose(batch, [cap if r == place else 0 for r, cap in enumerate(caps)], alone)
 
     def launch_ahead(self, batch: Batch, last: Round) -> Round:
         """Build and schedule a plain round on the tokens `last` is about to produce, before it lands."""
@@ -167,16 +178,23 @@ class VerifyLoop:
         """Whether no row can draft from the token that the round in flight is about to produce."""
         if self.drafter is None or batch.draft is None:
             return True
-        if any(row.caps.measuring for row in batch.rows):
+        if any(row.caps.measuring(len(batch.rows)) for row in batch.rows):
             return False
-        if not any(any(row.caps.caps().values()) for row in batch.rows):
+        if not any(any(row.caps.caps(len(batch.rows)).values()) for row in batch.rows):
             return True
         return self.drafter.blind(batch.draft, [row.tokens[-1] for row in batch.rows])
+
+    def _certain(self, batch: Batch) -> tuple[list[list[int]], list[bool]]:
+        """Per row: the committed tokens to feed next, and whether the anchor is the last of them."""
+        depth = batch.states.depth
+        certain = [row.tokens[d : d + self.prefill_chunk] for row, d in zip(batch.rows, depth, strict=True)]
+        wants = [d + len(c) == len(row.tokens) for row, d, c in zip(batch.rows, depth, certain, strict=True)]
+        return certain, wants
 
     def _parked(self, batch: Batch) -> list[bool]:
         if self.drafter is None:
             return [False] * len(batch.rows)
-        return [row.caps.parked for row in batch.rows]
+        return [row.caps.parked(len(batch.rows)) for row in batch.rows]
 
     def _caps(
         self, batch: Batch, certain: list[list[int]], wants: list[bool]
@@ -186,7 +204,7 @@ class VerifyLoop:
             return [0] * len(batch.rows), {}
         by_source: dict[str, list[int]] = {source.name: [] for source in self.drafter.sources}
         for row, tokens, wanted in zip(batch.rows, certain, wants, strict=True):
-            chosen = row.caps.caps()
+            chosen = row.caps.caps(len(batch.rows))
             room = row.budget - 1 if wanted and len(tokens) == 1 and row.produced else 0
             for name, caps in by_source.items():
                 caps.append(max(0, min(chosen.get(name, 0), room)))
@@ -359,6 +377,7 @@ class _Reports:
         self._round = round_
         self._rows = rows
         self._landed_at = landed_at
+        self._drafted = sum(round_.lengths)
         self._made: dict[tuple[object, ...], RoundReport] = {}
 
     def of(self, r: int, accepted: int, committed: int) -> RoundReport:
@@ -383,5 +402,6 @@ class _Reports:
                 source=source,
                 parked=parked,
                 waited=round_.waited,
+                drafted_together=self._drafted,
             )
         return report

@@ -20,6 +20,7 @@ class Row:
         self, request: GenerateRequest, caps: RowCaps, limit: int, vocab: int, index: int = 0
     ) -> None:
         self.request = request
+        self.stop_check = request.stop_check
         self.index = index
         self.caps = caps
         self.tokens = list(request.prompt)
@@ -51,9 +52,8 @@ class Row:
         return taken
 
     def _ending(self, token: int) -> FinishReason | None:
-        request = self.request
-        if token in request.end_ids:
+        if token in self.request.end_ids:
             return "stop"
-        if request.stop_check is not None and request.stop_check(token):
+        if self.stop_check is not None and self.stop_check(token):
             return "stop"
         return "length" if self.budget == 0 else None

@@ -25,7 +25,7 @@ class RoundReport:
     them the target agreed to, `committed` how many tokens the round added to the output, `certain` how many
     tokens were fed without doubt, `depth` the committed length before the round, `source` who drafted.
     `parked`: drafting was losing time, so the row decoded plainly. `waited`: seconds in which the reader of
-    the events held up the engine while the round was in flight.
+    the events held up the engine while the round was in flight. `drafted_together`: drafts of all its rows.
     """
 
     launched_at: float
@@ -41,6 +41,7 @@ class RoundReport:
     source: str = ""
     parked: bool = False
     waited: float = 0.0
+    drafted_together: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,21 @@ class LoadSettings(Settings):
     drafter_window: Annotated[
         int, About(Whole(0), "The drafter sees this many of the newest tokens. 0: all of them.")
     ] = 4096
+    kv_bits: Annotated[
+        int | None,
+        About(
+            Choice((4, 8), optional=True),
+            "Hold the target's growing keys and values in this many bits, in groups of 64.",
+            unset="as the model computes them",
+        ),
+    ] = None
+    max_batch: Annotated[
+        int,
+        About(
+            Whole(1, 256),
+            "Most answers generated at once, asked for by several threads. 1: they take turns by rounds.",
+        ),
+    ] = 1
     trust_remote_code: Annotated[
         bool, About(Switch(), "Let a model folder that carries Python code run it; off, it is refused.")
     ] = False

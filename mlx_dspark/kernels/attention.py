@@ -23,8 +23,15 @@ Attention = Callable[[mx.array, mx.array, mx.array, float, Any, Any], mx.array]
 """`(queries, keys, values, scale, mask, sinks)` to `[batch, heads, width, head_dim]`."""
 
 
-class RowArrays(tuple[mx.array, ...]):
-    """Keys or values of several rows, each `[1, kv_heads, depth of the row, head_dim]`."""
+class RowArrays(tuple[Any, ...]):
+    """Keys or values of several rows, each as its state's attention takes them for the row alone, which is
+    `[1, kv_heads, depth of the row, head_dim]` for MLX's own."""
+
+    __slots__ = ()
+
+
+class RowMasks(tuple[Any, ...]):
+    """Masks of several rows that differ, each as for the row alone: None, "causal" or `[width, keys]`."""
 
     __slots__ = ()
 
@@ -99,19 +106,24 @@ def cpu_attention() -> Attention:
 
 
 def rowwise(stock: Callable[..., mx.array]) -> Callable[..., mx.array]:
-    """`stock`, unless the cache is a state that carries its own attention; then that, row by row."""
+    """`stock`, unless the cache is a state that carries its own attention; then that, row by row.
+
+    Layers that share another layer's keys have no cache: MLX's own attention is theirs.
+    """
 
     def scaled_dot_product_attention(
         queries: mx.array, keys: Any, values: Any, cache: Any, scale: float, mask: Any, sinks: Any = None
     ) -> mx.array:
         attention = getattr(cache, "attention", None)
-        if attention is None:
+        if attention is None and not isinstance(keys, RowArrays):
             return stock(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
+        attention = attention or stock_attention
         if not isinstance(keys, RowArrays):
             return attention(queries, keys, values, scale, mask, sinks)
-        assert mask is None or isinstance(mask, str), "a mask of several rows is causal or absent"
+        assert not isinstance(mask, mx.array), "rows that differ have masks of their own"
+        masks = mask if isinstance(mask, RowMasks) else (mask,) * len(keys)
         outputs = [
-            attention(queries[row : row + 1], keys[row], values[row], scale, mask, sinks)
+            attention(queries[row : row + 1], keys[row], values[row], scale, masks[row], sinks)
             for row in range(len(keys))
         ]
         return mx.concatenate(outputs, axis=0)

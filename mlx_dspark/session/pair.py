@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ class Parts:
     mode: str
     name: str = ""
     max_draft: MaxDraft = None
+    max_batch: int = 1
     weights: CpuWeightsReport | None = None
     """How the weights are held, and why; None where nothing was placed."""
 
@@ -41,9 +43,13 @@ class Parts:
         """An engine around the parts, ready to answer."""
         from mlx_dspark.engine.caps import cap_policy
         from mlx_dspark.engine.engine import Engine
+        from mlx_dspark.engine.scheduler import Scheduler
 
-        sources = self.drafter.sources if self.drafter is not None else ()
-        engine = Engine(self.target, self.drafter, cap=cap_policy(self.max_draft, sources))
+        cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
+        if self.max_batch > 1:
+            engine = Scheduler(self.target, self.drafter, cap=cap, max_rows=self.max_batch)
+        else:
+            engine = Engine(self.target, self.drafter, cap=cap)
         return Session(
             engine,
             self.tokenizer,
@@ -61,7 +67,7 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
     from mlx_dspark.catalog.progress import silent
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.catalog.shipped import may_have_shipped_drafter, shipped_drafter
-    from mlx_dspark.targets.load import load_target, refuse_untracked_states
+    from mlx_dspark.targets.load import load_target, refuse_config, refuse_untracked_states
 
     report = progress or silent
     cache_dir = default_cache_dir()
@@ -70,13 +76,24 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
     if not may_ship:
         drafting_mode(settings)
     found = resolve_model(
-        named, cache_dir=cache_dir, trust_remote_code=settings.trust_remote_code, progress=report
+        named,
+        cache_dir=cache_dir,
+        trust_remote_code=settings.trust_remote_code,
+        progress=report,
+        accept=partial(refuse_config, kv_bits=settings.kv_bits),
     )
     shipped = shipped_drafter(found) if may_ship else None
     drafting = drafting_mode(settings, has_shipped=shipped is not None)
     drafter, model, mode = _drafter(settings, drafting, shipped, report)
-    checkpoint = load_checkpoint(found, progress=report, accept=refuse_untracked_states)
-    target = load_target(checkpoint, cpu_weights=settings.cpu_weights, cache_dir=cache_dir, progress=report)
+    accept = partial(refuse_untracked_states, kv_bits=settings.kv_bits)
+    checkpoint = load_checkpoint(found, progress=report, accept=accept)
+    target = load_target(
+        checkpoint,
+        cpu_weights=settings.cpu_weights,
+        kv_bits=settings.kv_bits,
+        cache_dir=cache_dir,
+        progress=report,
+    )
     if drafter is not None:
         drafter.bind(target)
     if model is not None and target.report is not None and target.report.choice is not None:
@@ -90,6 +107,7 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
         mode,
         checkpoint.name,
         "auto" if shipped is not None and settings.max_draft is None else settings.max_draft,
+        settings.max_batch,
         target.report,
     )
 
@@ -214,7 +232,14 @@ def load_pair(
     Without `drafter`: the one shipped with the model, else lookup. `settings` are fields of LoadSettings.
     Raises UsageError, LoadError or DownloadError.
     """
-    parts = load_parts(LoadSettings.of({"model": model, "drafter": drafter, **settings}))
+    asked = LoadSettings.of({"model": model, "drafter": drafter, **settings})
+    if asked.max_batch != 1:
+        raise UsageError(
+            f"max_batch is {asked.max_batch}, and functions that generate answer one prompt.",
+            "Leave it out, or use load, whose session threads can share.",
+            field="max_batch",
+        )
+    parts = load_parts(asked)
     return parts.target, parts.tokenizer, parts.drafter, parts.config
 
 

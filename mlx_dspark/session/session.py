@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from mlx_dspark.chat.detokenize import TextDecoder
 from mlx_dspark.chat.stops import TextStops
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StreamsEvents(Protocol):
-    """The part of an engine that a session needs."""
+    """The part of an engine that a session needs; one with a `close` is closed with the session."""
 
     def stream(self, request: GenerateRequest) -> Iterator[EngineEvent]: ...
 
@@ -32,6 +32,9 @@ class Session:
 
     `name` is the model's, `mode` says who drafts, `weights` how the weights are held and why, `context` the
     most tokens prompt and answer may have together, 0 where that is not known.
+
+    Threads may share a session. Loaded with `max_batch` above 1 their answers run as one batch; otherwise
+    their rounds take turns.
     """
 
     def __init__(
@@ -85,13 +88,30 @@ class Session:
         ids = encode_prompt(
             self.tokenizer, prompt, system=settings.system, chat_template=settings.chat_template
         )
-        text = TextStops(self._decoder.start(), settings.stops, self.end_ids)
-        request = GenerateRequest(ids, settings.max_new_tokens, settings.sampling, self.end_ids, text)
-        return _with_text(self.engine.stream(request), text, cancelled)
+        check = self._text(settings) if settings.stops else None
+        request = GenerateRequest(ids, settings.max_new_tokens, settings.sampling, self.end_ids, check)
+        return _with_text(self.engine.stream(request), self._text(settings), cancelled)
+
+    def _text(self, settings: GenerateSettings) -> TextStops:
+        """The text of an answer. Engine and reader have one each, since they may be different threads."""
+        return TextStops(self._decoder.start(), settings.stops, self.end_ids)
 
     def generate(self, prompt: Prompt, settings: GenerateSettings | None = None, **options: Any) -> Result:
         """The whole answer: `stream`, folded. Raises as `stream` does."""
         return self.fold(self.stream(prompt, settings, **options))
+
+    def close(self) -> None:
+        """End the engine's thread, which there is with `max_batch` above 1: answers still being made are
+        cancelled, and nothing can be asked afterwards."""
+        close = getattr(self.engine, "close", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def fold(self, events: Iterable[SessionEvent]) -> Result:
         """The result of a stream of this session."""
@@ -136,6 +156,8 @@ def _with_text(
                 prompt_tokens = event.prompt_tokens
             if isinstance(event, Committed):
                 committed += len(event.tokens)
+                for token in event.tokens:
+                    text(token)
                 if shown := text.take():
                     yield Text(shown)
         if last := text.finish():

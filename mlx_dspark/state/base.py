@@ -33,6 +33,8 @@ class Span:
     def __init__(self, base: list[int], width: int) -> None:
         self.base = base
         self.width = width
+        self.shared: dict[Any, Any] = {}
+        """What a kind of layer works out once for all its layers."""
 
     @cached_property
     def end(self) -> int:
@@ -57,10 +59,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class LayerCapture:
-    """One row of one layer at one moment: arrays of its own, which nothing writes to."""
+    """One row of one layer at one moment: arrays of its own, which nothing writes to.
+
+    It can be restored at no depth below `least` but 0.
+    """
 
     arrays: tuple[mx.array, ...]
     depth: int
+    least: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -8,37 +8,32 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import create_attention_mask
 
-from mlx_dspark.kernels.attention import Attention, RowArrays, stock_attention
+from mlx_dspark.kernels.attention import Attention, RowArrays, RowMasks, stock_attention
 from mlx_dspark.state.base import LayerCapture, Span
 
 STEP = 256
 """Buffers grow by multiples of this many positions."""
 
 
-class _Row:
-    """Keys and values of one row: buffers `[1, kv_heads, size, head_dim]`."""
+class GrowingRow:
+    """Arrays of one row that grow together: buffers `[1, kv_heads, size, n]`, or none while it is empty."""
 
-    __slots__ = ("keys", "values")
+    __slots__ = ("buffers",)
 
-    def __init__(self, keys: mx.array | None = None, values: mx.array | None = None) -> None:
-        self.keys = keys
-        self.values = values
+    def __init__(self, buffers: tuple[mx.array, ...] = ()) -> None:
+        self.buffers = buffers
 
-    def write(self, at: int, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write from position `at` on; return everything up to the last position written."""
-        end = at + keys.shape[2]
-        old_keys, old_values = self.keys, self.values
-        if old_keys is None or old_values is None:
-            self.keys = _grown(None, keys, 0, end)
-            self.values = _grown(None, values, 0, end)
-        elif end > old_keys.shape[2]:
-            self.keys = _grown(old_keys, keys, at, end)
-            self.values = _grown(old_values, values, at, end)
-        assert self.keys is not None
-        assert self.values is not None
-        self.keys[..., at:end, :] = keys
-        self.values[..., at:end, :] = values
-        return self.keys[..., :end, :], self.values[..., :end, :]
+    def write(self, at: int, new: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
+        """Write `[1, kv_heads, width, n]` from position `at` on; return everything up to the last of them."""
+        end = at + new[0].shape[2]
+        if not self.buffers:
+            self.buffers = tuple(_grown(None, each, 0, end) for each in new)
+        elif end > self.buffers[0].shape[2]:
+            pairs = zip(self.buffers, new, strict=True)
+            self.buffers = tuple(_grown(old, each, at, end) for old, each in pairs)
+        for buffer, each in zip(self.buffers, new, strict=True):
+            buffer[..., at:end, :] = each
+        return tuple(buffer[..., :end, :] for buffer in self.buffers)
 
 
 def _grown(old: mx.array | None, like: mx.array, filled: int, end: int) -> mx.array:
@@ -58,7 +53,7 @@ class KVState:
 
     def __init__(self, n: int = 1, attention: Attention = stock_attention) -> None:
         self.attention = attention
-        self._rows = [_Row() for _ in range(n)]
+        self._rows = [GrowingRow() for _ in range(n)]
         self._span: Span | None = None
         self.offset: Any = 0
 
@@ -77,24 +72,35 @@ class KVState:
 
     # mlx-lm cache protocol -----------------------------------------------------------------------
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, ...]:
         """`[rows, kv_heads, width, head_dim]` in; everything up to and including it out."""
-        assert self._span is not None, "a forward needs an open transaction"
-        assert keys.shape[2] == self._span.width
-        base = self._span.base
         if len(self._rows) == 1:
-            return self._rows[0].write(base[0], keys, values)
-        pairs = [
-            row.write(at, keys[i : i + 1], values[i : i + 1])
-            for i, (row, at) in enumerate(zip(self._rows, base, strict=True))
-        ]
+            return self.write(0, keys, values)
+        pairs = [self.write(i, keys[i : i + 1], values[i : i + 1]) for i in range(len(self._rows))]
         return RowArrays(pair[0] for pair in pairs), RowArrays(pair[1] for pair in pairs)
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         if len(self._rows) == 1:
-            return create_attention_mask(N, self.offset, return_array, window_size)
-        assert window_size is None, "several rows of growing keys have no window"
-        return None if N == 1 else "causal"
+            return self.mask(0, N, return_array, window_size)
+        if window_size is None and not return_array:
+            return None if N == 1 else "causal"
+        return RowMasks(self.mask(row, N, return_array, window_size) for row in range(len(self._rows)))
+
+    def base(self, row: int) -> int:
+        """The first position that the newest transaction writes of this row."""
+        assert self._span is not None, "a forward needs an open transaction"
+        return self._span.base[row]
+
+    def write(self, row: int, keys: mx.array, values: mx.array) -> tuple[Any, ...]:
+        """As `update_and_fetch`, for one row."""
+        assert self._span is not None, "a forward needs an open transaction"
+        assert keys.shape[2] == self._span.width
+        return self._rows[row].write(self._span.base[row], (keys, values))
+
+    def mask(self, row: int, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """As `make_mask`, for one row."""
+        assert self._span is not None, "a forward needs an open transaction"
+        return create_attention_mask(width, self._span.base[row], return_array, window_size)
 
     # rows ----------------------------------------------------------------------------------------
 
@@ -109,21 +115,16 @@ class KVState:
             self._rows[row] = theirs
 
     def capture(self, row: int, depth: int) -> LayerCapture:
-        source = self._rows[row]
-        if source.keys is None or source.values is None or depth == 0:
+        if depth == 0:
             return LayerCapture((), 0)
-        kept = tuple(mx.contiguous(a[..., :depth, :]) for a in (source.keys, source.values))
-        return LayerCapture(kept, depth)
+        return LayerCapture(tuple(mx.contiguous(a[..., :depth, :]) for a in self._rows[row].buffers), depth)
 
     def restore(self, row: int, capture: LayerCapture, to: int) -> None:
-        if to == 0:
-            self._rows[row] = _Row()
-            return
-        keys, values = (mx.contiguous(array[..., :to, :]) for array in capture.arrays)
-        self._rows[row] = _Row(keys, values)
+        kept = capture.arrays if to else ()
+        self._rows[row] = GrowingRow(tuple(mx.contiguous(array[..., :to, :]) for array in kept))
 
     def rewindable(self, depth: int, to: int) -> int:
         return min(depth, to)
 
     def arrays(self) -> list[mx.array]:
-        return [a for row in self._rows for a in (row.keys, row.values) if a is not None]
+        return [buffer for row in self._rows for buffer in row.buffers]

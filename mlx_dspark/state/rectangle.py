@@ -67,11 +67,12 @@ class RectangleKV:
         return self._keys[:, :, :reach], self._values[:, :, :reach]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:
-        """`[rows, 1, N, keys]`: a row's position sees its own past, and no padding."""
+        """`[rows, 1, N, keys]`: a row's position sees its own past, or a window of it, and no padding."""
         assert self._span is not None, "a forward needs an open transaction"
-        assert window_size is None, "rows of growing keys have no window"
         assert self._span.width == N
-        return mx.arange(_rounded(self._span.end, BLOCK)) <= self._span.positions
+        keys, positions = mx.arange(_rounded(self._span.end, BLOCK)), self._span.positions
+        seen = keys <= positions
+        return seen if window_size is None else seen & (positions < keys + window_size)
 
     # rows ----------------------------------------------------------------------------------------
 

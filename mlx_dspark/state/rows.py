@@ -159,6 +159,7 @@ class RowStates:
             depth = reach
             for layer, kept in zip(self.layers, capture.layers, strict=True):
                 reach = layer.rewindable(kept.depth, reach)
+                reach = reach if reach >= kept.least else 0
         return depth
 
     def arrays(self) -> list[mx.array]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, make_prompt_cache
 
 from mlx_dspark.catalog.checkpoint import Checkpoint
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
+from mlx_dspark.compat.mlx_lm_models import empty_model
 from mlx_dspark.contracts import TargetSpec
 from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.kernels.dispatch import STOCK, CpuWeightsReport, install_cpu_weights
+from mlx_dspark.state.quantized import cannot_quantize
+from mlx_dspark.targets.dense.parts import text_model
 from mlx_dspark.targets.dense.target import DenseTarget
+from mlx_dspark.targets.states import state_plan
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
@@ -27,15 +31,17 @@ def load_target(
     checkpoint: Checkpoint,
     *,
     cpu_weights: str | None = None,
+    kv_bits: int | None = None,
     cache_dir: Path,
     progress: Progress = silent,
 ) -> DenseTarget:
     """The target of a checkpoint with its kernels placed; its `report` says how its weights are held.
 
     The checkpoint's model is changed in place and can no longer be exported. `cpu_weights` pins the layout on
-    the CPU back end. Raises UnsupportedModel, or UsageError for a layout that does not exist.
+    the CPU back end; `kv_bits` holds growing keys and values in so many. Raises UnsupportedModel, or
+    UsageError for a layout that does not exist.
     """
-    refuse_untracked_states(checkpoint.model, checkpoint.config)
+    refuse_untracked_states(checkpoint.model, checkpoint.config, kv_bits=kv_bits)
     report = install_cpu_weights(
         checkpoint.model,
         choice=cpu_weights,
@@ -48,21 +54,20 @@ def load_target(
         name=checkpoint.name,
         context=checkpoint.context,
         weights=report,
+        kv_bits=kv_bits,
     )
 
 
-def refuse_untracked_states(model: nn.Module, config: dict[str, Any]) -> None:
-    """Raises UnsupportedModel when a layer's state is not a growing key/value cache."""
-    kinds = {type(cache).__name__ for cache in make_prompt_cache(model)}
-    if kinds != {KVCache.__name__}:
-        found = ", ".join(sorted(kinds - {KVCache.__name__}))
-        kind = "sliding window" if "RotatingKVCache" in kinds else "recurrent or otherwise special"
-        raise UnsupportedModel(
-            f"This {config.get('model_type')} model has {kind} layers, whose state ({found}) this version "
-            "cannot take back.",
-            "Choose a model in which every layer attends to the whole text.",
-            field="model_type",
-        )
+def refuse_untracked_states(model: nn.Module, config: dict[str, Any], *, kv_bits: int | None = None) -> None:
+    """Raises UnsupportedModel when a layer keeps something that cannot be taken back, or not in few bits."""
+    state_plan(text_model(model), text_config(config), kv_bits=kv_bits)
+
+
+def refuse_config(config: dict[str, Any], *, kv_bits: int | None = None) -> None:
+    """As `refuse_untracked_states`, without weights, where config.json alone tells what model it is of."""
+    model = empty_model(copy.deepcopy(config))
+    if model is not None:
+        refuse_untracked_states(model, config, kv_bits=kv_bits)
 
 
 def target_of(
@@ -72,16 +77,19 @@ def target_of(
     name: str = "",
     context: int = 0,
     weights: CpuWeightsReport | None = None,
+    kv_bits: int | None = None,
 ) -> DenseTarget:
     """The target for an mlx-lm model.
 
     `context` is the most tokens prompt and answer may have together; 0 reads `max_position_embeddings`.
-    `weights` reports how the CPU back end holds them, when something was installed. Raises UnsupportedModel
-    when a layer's state is not a growing key/value cache or a width cannot be told, and
-    BadCheckpoint for weights that give no finite logits.
+    `weights` reports how the CPU back end holds them, when something was installed; `kv_bits` holds growing
+    keys and values in so many. Raises UnsupportedModel when a layer keeps something that cannot be taken
+    back, or not in few bits, or a width cannot be told, and BadCheckpoint for weights that give no finite
+    logits.
     """
-    refuse_untracked_states(model, config)
+    model = text_model(model)
     settings, body = text_config(config), getattr(model, "model", None)
+    plan = state_plan(model, settings, kv_bits=kv_bits)
     spec = TargetSpec(
         architecture=str(settings.get("model_type", "")),
         vocab=int(settings.get("vocab_size") or _width(model, "vocab_size", config)),
@@ -91,7 +99,27 @@ def target_of(
         name=name,
         lazy=weights is None or weights.choice in (None, STOCK),
     )
-    return DenseTarget(model, spec, weights=weights)
+    target = DenseTarget(model, spec, plan, weights=weights)
+    if not plan.growing:
+        _try_states(target, quantized=kv_bits is not None)
+    return target
+
+
+def _try_states(target: DenseTarget, *, quantized: bool) -> None:
+    """Raises UnsupportedModel where the model's own code cannot work with its states."""
+    rows = target.new_rows()
+    try:
+        with rows.transaction(2):
+            mx.eval(target.forward(mx.array([[0, 0]]), rows).logits)
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if quantized:
+            raise cannot_quantize("its code does not take them so") from error
+        raise UnsupportedModel(
+            f"The code of this {target.spec.architecture} model does not work with states that can be taken "
+            "back.",
+            "Choose another model.",
+            field="model_type",
+        ) from error
 
 
 def _width(module: Any, name: str, config: dict[str, Any]) -> int:

@@ -15,6 +15,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_dspark.foundation.errors import UnsupportedModel
+
 
 class TapRecorder:
     """Holds the wanted residual streams of the forward that is running; empty between forwards.
@@ -42,10 +44,23 @@ class TapRecorder:
                 self._wanted = frozenset()
                 self._seen = {}
 
+    def seen(self, tap: int) -> mx.array | None:
+        """What was noted for `tap`, which was wanted; None where the model called no such layer."""
+        return self._seen.get(tap)
+
     def features(self, taps: tuple[int, ...]) -> mx.array | None:
-        """`[rows, width, taps * hidden]` in the order of `taps`, or None without taps."""
+        """`[rows, width, taps * hidden]` in the order of `taps`, or None without taps.
+
+        Raises UnsupportedModel when the model did not call a tapped layer as a layer.
+        """
         if not taps:
             return None
+        if not self._seen.keys() >= set(taps):
+            raise UnsupportedModel(
+                "This model does not call its layers one after another: a drafter cannot read them.",
+                "Use --mode lookup.",
+                field="drafter",
+            )
         return mx.concatenate([self._seen[tap] for tap in taps], axis=-1)
 
 

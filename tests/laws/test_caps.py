@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -142,6 +142,93 @@ def test_rows_learn_apart_and_sources_are_parked_apart() -> None:
     assert bad.caps()["dspark"] == 0
     assert bad.caps()["lookup"] == 32
     assert good.caps()["dspark"] == 7
+
+
+COSTS = {
+    "flat": lambda rows, width: 0.010 + 0.0001 * rows * width,
+    "by position": lambda rows, width: 0.006 + 0.004 * rows * width,
+    "knee": lambda rows, width: 0.010 * max(1.0, rows * width / 8),
+}
+
+
+def company(
+    cost: Callable[[int, int], float],
+    accepted: Sequence[float],
+    *,
+    source: Source,
+    hits: float = 1.0,
+    tokens: int = 200,
+    lives: int = 6,
+    seed: int = 0,
+) -> tuple[float, float, float]:
+    """Rows of one policy that run together, each with its own acceptance; one that has `tokens` tokens
+    leaves, and a new one takes its place, `lives` times. A row finds a draft with probability `hits`.
+
+    Returns seconds, the seconds that plain decoding of the same tokens takes in rounds as full, and the share
+    of rounds with drafts.
+    """
+    rng, policy, n = random.Random(seed), LiveCaps([source], choose=False), len(accepted)
+    rows, left = [policy.row() for _ in accepted], [tokens * lives] * n
+    clock, produced, rounds, drafting = 0.0, 0, 0, 0
+    while all(count > 0 for count in left):
+        drafts = [row.caps(n)[source.name] if rng.random() < hits else 0 for row in rows]
+        width, launched = 1 + max(drafts), clock
+        clock += cost(n, width) * (1 + 0.1 * rng.uniform(-1, 1))
+        rounds, drafting = rounds + 1, drafting + (width > 1)
+        for r, drafted in enumerate(drafts):
+            taken = 0
+            while taken < drafted and rng.random() < accepted[r]:
+                taken += 1
+            report = RoundReport(
+                launched,
+                clock,
+                n,
+                width,
+                1,
+                drafted,
+                drafted,
+                taken,
+                taken + 1,
+                9,
+                source.name if drafted else "",
+                drafted_together=sum(drafts),
+            )
+            rows[r].observe(report)
+            produced += taken + 1
+            if left[r] // tokens != (left[r] - taken - 1) // tokens:
+                rows[r] = policy.row()
+            left[r] -= taken + 1
+    return clock, produced / n * cost(n, 1), drafting / rounds
+
+
+@pytest.mark.parametrize("source", [BLOCK, LOOKUP], ids=["block", "lookup"])
+@pytest.mark.parametrize("hits", [0.1, 1.0])
+@pytest.mark.parametrize("accepted", [(0.0,) * 2, (0.3,) * 4, (0.6,) * 8, (0.9, 0.1, 0.1, 0.1), (0.9,) * 4])
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_batch_is_never_much_slower_than_plain(
+    cost: str, accepted: tuple[float, ...], hits: float, source: Source
+) -> None:
+    seconds, plain, _ = company(COSTS[cost], accepted, source=source, hits=hits)
+    assert seconds <= plain / 0.97
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_a_batch_drafts_where_that_pays_and_not_where_it_cannot(rows: int) -> None:
+    seconds, plain, drafting = company(COSTS["flat"], (0.9,) * rows, source=BLOCK)
+    assert seconds < plain / 2
+    assert drafting > 0.8
+    assert company(COSTS["by position"], (0.3,) * rows, source=BLOCK)[2] < 0.02
+
+
+def test_one_copying_row_does_not_hold_up_a_batch_that_cannot_afford_it() -> None:
+    assert company(COSTS["by position"], (0.95,) + (0.0,) * 7, source=BLOCK)[2] < 0.02
+
+
+def test_rows_that_join_begin_with_what_is_known() -> None:
+    """Not one of them tries drafts anew where none can pay."""
+    _, _, few = company(COSTS["by position"], (0.3,) * 4, source=BLOCK, tokens=1200, lives=1)
+    _, _, many = company(COSTS["by position"], (0.3,) * 4, source=BLOCK, tokens=20, lives=60)
+    assert many <= few + 0.005
 
 
 def test_rounds_that_the_reader_held_up_are_no_samples() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import zipfile
@@ -15,14 +16,15 @@ import pytest
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+import mlx_dspark
 from mlx_dspark.catalog import default_model
 from mlx_dspark.catalog.checkpoint import load_checkpoint
 from mlx_dspark.catalog.default_model import PackagedFile
 from mlx_dspark.catalog.integrity import sha256_of
 from mlx_dspark.catalog.progress import LoadProgress
 from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
-from mlx_dspark.foundation.errors import DownloadError, ModelNotFound, RemoteCodeRefused
-from tests.tiny import save_tiny
+from mlx_dspark.foundation.errors import DownloadError, ModelNotFound, RemoteCodeRefused, UnsupportedModel
+from tests.tiny import save_tiny, tiny_config
 from tests.tiny_gguf import save_tiny_gguf
 
 MEMBER = "tiny_weights/tiny.gguf"
@@ -242,6 +244,28 @@ def test_a_full_disk_of_the_hub_is_told_so(hub: Path, monkeypatch: pytest.Monkey
     with pytest.raises(DownloadError, match="disk is full") as refusal:
         resolve_model("a/b", cache_dir=hub, offline=False)
     assert "Make room" in refusal.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "reason"),
+    [("falcon_h1", {}, "CacheList"), ("gpt_oss", {"kv_bits": 4}, "RotatingKVCache")],
+)
+def test_a_model_that_cannot_run_is_refused_before_its_weights_are_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, given: dict[str, Any], reason: str
+) -> None:
+    config = tiny_config("llama") | {"model_type": family, "sliding_window": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    def download(*_: object, allow_patterns: list[str], local_files_only: bool = False) -> str:
+        if local_files_only:
+            raise LocalEntryNotFoundError("not there")
+        assert not any("safetensors" in pattern for pattern in allow_patterns), "weights were fetched"
+        return str(tmp_path)
+
+    monkeypatch.setattr("mlx_dspark.catalog.hub.snapshot_download", download)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(UnsupportedModel, match=reason):
+        mlx_dspark.load("a/b", **given)
 
 
 @pytest.mark.parametrize("name", [None, "a/b"])

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from mlx_lm.models import llama
+from mlx_lm.models.cache import ChunkedKVCache
 
 from mlx_dspark.cli.chat import Talk
 from mlx_dspark.cli.main import run
@@ -142,16 +144,16 @@ def test_a_full_context_is_told_from_the_token_limit(cli: Cli) -> None:
     assert json.loads(cli(*ASK, "--json").out)["context_full"] is False
 
 
-def test_sliding_windows_are_refused_before_weights_are_read(
+def test_states_that_cannot_be_taken_back_are_refused_before_weights_are_read(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = ["sliding_attention", "full_attention"]
-    folder = save_tiny(tmp_path / "slides", layer_types=kinds, sliding_window=16)
+    folder = save_tiny(tmp_path / "chunked")
+    monkeypatch.setattr(llama.Model, "make_cache", lambda self: [ChunkedKVCache(16) for _ in self.layers])
     monkeypatch.setattr(
         "mlx_dspark.catalog.checkpoint._evaluate", lambda *_: pytest.fail("weights were read")
     )
     done = cli("--model", str(folder), "--prompt", "hi")
-    _refused(done, "sliding window")
+    _refused(done, "ChunkedKVCache")
     assert "such as a Llama" not in done.err
 
 

@@ -14,7 +14,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_dspark.engine import engine as engine_module
 from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.events import Committed
@@ -61,7 +60,7 @@ def texts_of(drafter: Any, sampling: SamplingParams, seeded: bool, monkeypatch: 
         def unseeded(seeds: Any) -> RowNoise:
             return replace(fixed([next(counter) for _ in seeds]), seeded=(False,) * len(seeds))
 
-        monkeypatch.setattr(engine_module.RowNoise, "of_seeds", unseeded)
+        monkeypatch.setattr(RowNoise, "of_seeds", unseeded)
     caps = FixedCaps({drafter.name: drafter.max_draft}) if drafter is not None else FixedCaps({})
     engine = Engine(TableTarget(mx.array(TABLE, dtype=mx.float32)), drafter, cap=caps)
     texts: list[list[int]] = []

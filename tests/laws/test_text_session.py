@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_dspark.engine.engine import Engine
+from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.foundation.errors import EmptyPrompt, RequestError, UsageError
 from mlx_dspark.foundation.events import (
     Committed,
@@ -23,7 +26,8 @@ from mlx_dspark.foundation.events import (
 )
 from mlx_dspark.foundation.request import FinishReason, GenerateRequest
 from mlx_dspark.session import Result, Session, SourceCount
-from tests.tiny import tiny_tokenizer
+from mlx_dspark.targets.load import target_of
+from tests.tiny import tiny_config, tiny_llama, tiny_tokenizer
 
 TOKENIZER: Any = tiny_tokenizer()
 END = 2
@@ -286,3 +290,45 @@ def test_without_a_template_a_prompt_is_raw_and_a_conversation_is_refused() -> N
         session.generate([("user", "hi")])
     with pytest.raises(RequestError, match="system"):
         session.generate("hi", system="be brief")
+
+
+TEXTS = ["the cat", "a story of two towns", "one two three one two three one two", "x"]
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"stop": ["e", "q"]},
+    {"temperature": 0.8, "seed": 3, "stop": "th"},
+    {"repetition_penalty": 1.3, "logprobs": 1},
+]
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_session_that_batches_answers_as_one_that_does_not(threads: int) -> None:
+    """Text comes after the Committed that released it, though another thread decides the tokens."""
+    model = target_of(tiny_llama(seed=5), tiny_config("llama"), context=512)
+    turns = Session(Engine(model), TOKENIZER, end_ids={END}, mode="baseline", context=512)
+    batching = Session(Scheduler(model, max_rows=3), TOKENIZER, end_ids={END}, mode="baseline", context=512)
+    cases = list(itertools.product(TEXTS, OPTIONS))
+
+    def ask(session: Session, text: str, options: dict[str, Any]) -> tuple[list[tuple[Any, ...]], Result]:
+        events = list(session.stream(text, max_new_tokens=20, **options))
+        told = [
+            (type(e).__name__, getattr(e, "tokens", ()), e.text if isinstance(e, Text) else "")
+            for e in events
+        ]
+        return told, session.fold(events)
+
+    expected = [ask(turns, *case) for case in cases]
+    with batching, ThreadPoolExecutor(threads) as pool:
+        got = list(pool.map(lambda case: ask(batching, *case), cases, timeout=120))
+    for (told, result), (told_alone, alone) in zip(got, expected, strict=True):
+        assert told == told_alone
+        assert (result.text, result.token_ids, result.finish_reason, result.prompt_tokens) == (
+            alone.text,
+            alone.token_ids,
+            alone.finish_reason,
+            alone.prompt_tokens,
+        )
+        assert (result.logprobs is None) == (alone.logprobs is None)
+    assert any(result.finish_reason == "stop" for _, result in got)
+    with pytest.raises(RequestError, match="closed"):
+        batching.generate("the cat")

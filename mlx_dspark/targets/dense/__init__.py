@@ -1,1 +1,1 @@
-"""Any text model of mlx-lm whose every layer keeps a growing key/value cache, MoE included."""
+"""Any text model of mlx-lm whose every cache has a state here, MoE included."""

@@ -1,0 +1,173 @@
+"""Rates of 1, 2, 4 and 8 rows in one batch, plain and with lookup drafts, side by side in one run.
+
+    python benchmarks/batching.py                         # the default model
+    python benchmarks/batching.py --rows 1 4 --new 48 --trials 1
+    python benchmarks/batching.py --model FOLDER --json out.json
+
+Every arm answers the same requests with so many rows at most; requests wait until a row is free. The arms
+take turns, and each keeps its best trial. A rate is that of all rows together, decoding only: tokens
+committed by rounds that read no prompt, over the time of these rounds. Speculation in a batch is compared
+with the better of the plain batch and speculation one row at a time. "differ" counts answers whose ids are
+not those of the plain arm of one row, which ties explain: a width rounds in its own way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.modes import EDIT
+from mlx_dspark.chat.template import encode_prompt
+from mlx_dspark.contracts import Drafter, Target
+from mlx_dspark.drafters.lookup import LookupDrafter
+from mlx_dspark.engine.caps import cap_policy
+from mlx_dspark.engine.scheduler import Scheduler
+from mlx_dspark.foundation.events import Committed, RoundReport
+from mlx_dspark.foundation.request import GenerateRequest
+from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.pair import load_parts
+
+CONTENTS = {
+    "chat": [
+        "Explain in two sentences how a rainbow forms.",
+        "Write a short story about a lighthouse keeper.",
+        "What should I pack for a week in the mountains?",
+        "Describe how bread is made.",
+    ],
+    "edit": [EDIT.replace("area", name) for name in ("area", "surface", "extent", "region")],
+}
+MAX_WAIT = 600.0
+
+
+@dataclass
+class Rate:
+    """One trial of one arm."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    drafted: int = 0
+    accepted: int = 0
+    ids: list[list[int]] = field(default_factory=list)
+
+    @property
+    def per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Arm:
+    """An engine of some rows, kept over all trials, as a session keeps it."""
+
+    engine: Scheduler
+    best: Rate = field(default_factory=Rate)
+
+    def run(self, requests: list[GenerateRequest]) -> None:
+        streams = [self.engine.submit(request) for request in requests]
+        rate, decoding, reading = Rate(), [], []
+        for stream in streams:
+            ids: list[int] = []
+            while not self._ended(event := stream.next(MAX_WAIT)):
+                if isinstance(event, Committed):
+                    ids += event.tokens
+                report = getattr(event, "report", None)
+                if report is not None:
+                    (decoding if isinstance(event, Committed) and report.certain == 1 else reading).append(
+                        report
+                    )
+            rate.ids.append(ids)
+        rate.tokens = sum(report.committed for report in decoding)
+        rate.drafted = sum(report.drafted for report in decoding)
+        rate.accepted = sum(report.accepted for report in decoding)
+        rate.seconds = _seconds(decoding, reading)
+        if rate.per_second > self.best.per_second:
+            self.best = rate
+
+    @staticmethod
+    def _ended(event: object) -> bool:
+        return type(event).__name__ == "Finished"
+
+
+def _seconds(decoding: list[RoundReport], reading: list[RoundReport]) -> float:
+    """Time of the rounds that decode; a round launched ahead counts from its predecessor's landing on."""
+    counted = {report.landed_at for report in decoding}
+    rounds = sorted({(report.landed_at, report.launched_at) for report in [*decoding, *reading]})
+    total, landed_before = 0.0, 0.0
+    for landed, launched in rounds:
+        if landed in counted:
+            total += landed - max(launched, landed_before)
+        landed_before = landed
+    return total
+
+
+def arms_of(target: Target, rows: list[int]) -> dict[str, Arm]:
+    lookup = LookupDrafter()
+    lookup.bind(target)
+    drafters: dict[str, Drafter | None] = {"plain": None, "lookup": lookup}
+    return {
+        f"{name} {n}": Arm(
+            Scheduler(target, drafter, cap=cap_policy(None, drafter.sources if drafter else ()), max_rows=n)
+        )
+        for n in rows
+        for name, drafter in drafters.items()
+    }
+
+
+def show(content: str, arms: dict[str, Arm], rows: list[int]) -> dict[str, dict[str, float]]:
+    one, serial = arms["plain 1"].best, arms["lookup 1"].best
+    table = {}
+    print(f"\n{content}")
+    heads = ("rows", "plain", "x one", "lookup", "x better", "accepted", "differ")
+    print(("{:>10}" * len(heads)).format(*heads))
+    for n in rows:
+        plain, lookup = arms[f"plain {n}"].best, arms[f"lookup {n}"].best
+        better = max(plain.per_second, serial.per_second)
+        differ = sum(
+            ids != same for arm in (plain, lookup) for ids, same in zip(arm.ids, one.ids, strict=True)
+        )
+        table[str(n)] = {
+            "plain": plain.per_second,
+            "over_one_row": plain.per_second / one.per_second,
+            "lookup": lookup.per_second,
+            "over_better": lookup.per_second / better,
+            "answers_that_differ": differ,
+        }
+        rates = (plain.per_second, plain.per_second / one.per_second, lookup.per_second)
+        print(
+            f"{n:>10}{rates[0]:>10.1f}{rates[1]:>10.2f}{rates[2]:>10.1f}{rates[2] / better:>10.3f}"
+            f"{lookup.accepted / max(lookup.drafted, 1):>10.2f}{differ:>10}"
+        )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--new", type=int, default=96)
+    parser.add_argument("--trials", type=int, default=2)
+    parser.add_argument("--contents", nargs="+", choices=CONTENTS, default=list(CONTENTS))
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    rows = sorted({1, *args.rows})
+    parts = load_parts(LoadSettings.of({"model": args.model, "mode": "baseline"}))
+    print(parts.weights)
+    result = {}
+    for content in args.contents:
+        prompts = [tuple(encode_prompt(parts.tokenizer, text)) for text in CONTENTS[content]]
+        requests = [GenerateRequest(prompts[i % len(prompts)], args.new) for i in range(args.requests)]
+        arms = arms_of(parts.target, rows)
+        for _ in range(args.trials):
+            for arm in arms.values():
+                arm.run(requests)
+        result[content] = show(content, arms, rows)
+        for arm in arms.values():
+            arm.engine.close()
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Gated short convolutions (LFM2 and LFM2 MoE)."""
