@@ -248,9 +248,9 @@ def _random_weights(
         yield name, weight
 
 
-def _embedding_scale(model: nn.Module) -> float:
+def _embedding_scale(model: Any) -> float:
     """What a Gemma multiplies its embedding by."""
-    return model.args.hidden_size**0.5 if model.model_type.startswith("gemma") else 1.0  # type: ignore[attr-defined]
+    return model.args.hidden_size**0.5 if model.model_type.startswith("gemma") else 1.0
 
 
 @lru_cache(maxsize=1)

@@ -7,6 +7,7 @@ objects hold is evaluated where they were made, before another thread works with
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -37,7 +38,7 @@ def _arrays(owners: tuple[Any, ...]) -> Iterator[mx.array]:
 
 def _parts(owner: Any) -> list[Any]:
     if isinstance(owner, FunctionType):
-        return [cell.cell_contents for cell in owner.__closure__ or () if _filled(cell)]
+        return list(_closed_over(owner))
     if isinstance(owner, MethodType):
         return [owner.__self__]
     if isinstance(owner, partial):
@@ -56,9 +57,8 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _filled(cell: Any) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def _closed_over(function: FunctionType) -> Iterator[Any]:
+    """What the function's closure holds; a variable that is not bound yet holds nothing."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):
+            yield cell.cell_contents

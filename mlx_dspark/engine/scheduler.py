@@ -2,6 +2,9 @@
 
 Everything else posts to that thread and reads events from queues. Between two rounds it hears what was
 posted, and `schedule.py` says what comes next.
+
+Stop checks and drafters are anybody's code, and MLX raises what it likes. So any exception is caught where
+its cause is known, and handed to the reader of each request it ends; none is swallowed.
 """
 
 from __future__ import annotations

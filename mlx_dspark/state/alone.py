@@ -29,6 +29,7 @@ class RowAlone:
 
 def rows_alone(rows: RowStates) -> list[list[Any]] | None:
     """The caches of each row, or None where a layer keeps something that has no such view."""
-    if not all(isinstance(layer, KVState | WindowState) for layer in rows.layers):
+    layers = [layer for layer in rows.layers if isinstance(layer, KVState | WindowState)]
+    if len(layers) < len(rows.layers):
         return None
-    return [[RowAlone(layer, row) for layer in rows.layers] for row in range(len(rows))]  # type: ignore[arg-type]
+    return [[RowAlone(layer, row) for layer in layers] for row in range(len(rows))]

@@ -137,7 +137,7 @@ def fed(target: Any, rows: RowStates, tokens: Sequence[Sequence[int]], keep: Seq
 
 def close(a: mx.array, b: mx.array) -> bool:
     """float32, sums taken in another order: a few units in the last places of sums of this size."""
-    return mx.allclose(a, b, rtol=2e-4, atol=2e-4).item()  # type: ignore[return-value]
+    return bool(mx.allclose(a, b, rtol=2e-4, atol=2e-4).item())
 
 
 def same_row(a: RowStates, row: int, b: RowStates) -> bool:
