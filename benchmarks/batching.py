@@ -24,6 +24,7 @@ from mlx_dspark.contracts import Drafter, Target
 from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine.caps import cap_policy
 from mlx_dspark.engine.scheduler import Scheduler
+from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, RoundReport
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import LoadSettings
@@ -170,4 +171,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DsparkError as error:
+        raise SystemExit(str(error)) from error

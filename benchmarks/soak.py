@@ -25,6 +25,7 @@ from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine.caps import cap_policy
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.engine.stream import Stream
+from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.foundation.settings import LoadSettings
@@ -115,4 +116,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except DsparkError as error:
+        raise SystemExit(str(error)) from error
