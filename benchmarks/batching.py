@@ -1,14 +1,14 @@
-"""Rates of 1, 2, 4 and 8 rows in one batch, plain and with lookup drafts, side by side in one run.
+"""Rates of 1, 2, 4 and 8 rows in one batch, plain and with drafts, side by side in one run.
 
-    python benchmarks/batching.py                         # the default model
+    python benchmarks/batching.py                         # the default model: lookup, and what it ships with
     python benchmarks/batching.py --rows 1 4 --new 48 --trials 1
     python benchmarks/batching.py --model FOLDER --json out.json
 
 Every arm answers the same requests with so many rows at most; requests wait until a row is free. The arms
 take turns, and each keeps its best trial. A rate is that of all rows together, decoding only: tokens
 committed by rounds that read no prompt, over the time of these rounds. Speculation in a batch is compared
-with the better of the plain batch and speculation one row at a time. "differ" counts answers whose ids are
-not those of the plain arm of one row, which ties explain: a width rounds in its own way.
+with the better of the plain batch and the same speculation one row at a time. "differ" counts answers whose
+ids are not those of the plain arm of one row, which ties explain: a width rounds in its own way.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import argparse
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.modes import EDIT
 from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.contracts import Drafter, Target
-from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import cap_policy
+from mlx_dspark.engine.caps import MaxDraft, cap_policy
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, RoundReport
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.kernels.dispatch import CpuWeightsReport
 from mlx_dspark.session.pair import load_parts
 
 CONTENTS = {
@@ -40,6 +41,7 @@ CONTENTS = {
     "edit": [EDIT.replace("area", name) for name in ("area", "surface", "extent", "region")],
 }
 MAX_WAIT = 600.0
+PLAIN = "baseline"
 
 
 @dataclass
@@ -102,42 +104,55 @@ def _seconds(decoding: list[RoundReport], reading: list[RoundReport]) -> float:
     return total
 
 
-def arms_of(target: Target, rows: list[int]) -> dict[str, Arm]:
-    lookup = LookupDrafter()
-    lookup.bind(target)
-    drafters: dict[str, Drafter | None] = {"plain": None, "lookup": lookup}
-    return {
-        f"{name} {n}": Arm(
-            Scheduler(target, drafter, cap=cap_policy(None, drafter.sources if drafter else ()), max_rows=n)
-        )
-        for n in rows
-        for name, drafter in drafters.items()
-    }
+@dataclass(frozen=True)
+class Drafting:
+    """A way to draft, as a session would be loaded with it."""
+
+    target: Target
+    tokenizer: Any
+    drafter: Drafter | None
+    max_draft: MaxDraft
+    weights: CpuWeightsReport | None
+
+    @classmethod
+    def of(cls, model: str | None, drafter: str | None, mode: str) -> Drafting:
+        asked = {"model": model, "mode": mode}
+        if drafter is not None and mode not in ("baseline", "lookup"):
+            asked["drafter"] = drafter
+        parts = load_parts(LoadSettings.of(asked))
+        return cls(parts.target, parts.tokenizer, parts.drafter, parts.max_draft, parts.weights)
+
+    def arm(self, rows: int) -> Arm:
+        cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
+        return Arm(Scheduler(self.target, self.drafter, cap=cap, max_rows=rows))
 
 
-def show(content: str, arms: dict[str, Arm], rows: list[int]) -> dict[str, dict[str, float]]:
-    one, serial = arms["plain 1"].best, arms["lookup 1"].best
+def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dict[str, dict[str, float]]:
+    """Print a line for each way to draft and each number of rows; returns the same as numbers."""
+    one = arms[PLAIN, 1].best
     table = {}
     print(f"\n{content}")
-    heads = ("rows", "plain", "x one", "lookup", "x better", "accepted", "differ")
+    heads = ("drafts", "rows", "plain", "x one", "drafting", "x better", "accepted", "differ")
     print(("{:>10}" * len(heads)).format(*heads))
-    for n in rows:
-        plain, lookup = arms[f"plain {n}"].best, arms[f"lookup {n}"].best
+    for (mode, n), arm in arms.items():
+        if mode == PLAIN:
+            continue
+        plain, serial, drafting = arms[PLAIN, n].best, arms[mode, 1].best, arm.best
         better = max(plain.per_second, serial.per_second)
         differ = sum(
-            ids != same for arm in (plain, lookup) for ids, same in zip(arm.ids, one.ids, strict=True)
+            ids != same for each in (plain, drafting) for ids, same in zip(each.ids, one.ids, strict=True)
         )
-        table[str(n)] = {
+        table[f"{mode} {n}"] = {
             "plain": plain.per_second,
             "over_one_row": plain.per_second / one.per_second,
-            "lookup": lookup.per_second,
-            "over_better": lookup.per_second / better,
+            "drafting": drafting.per_second,
+            "over_better": drafting.per_second / better,
             "answers_that_differ": differ,
         }
-        rates = (plain.per_second, plain.per_second / one.per_second, lookup.per_second)
+        rates = (plain.per_second, plain.per_second / one.per_second, drafting.per_second)
         print(
-            f"{n:>10}{rates[0]:>10.1f}{rates[1]:>10.2f}{rates[2]:>10.1f}{rates[2] / better:>10.3f}"
-            f"{lookup.accepted / max(lookup.drafted, 1):>10.2f}{differ:>10}"
+            f"{mode:>10}{n:>10}{rates[0]:>10.1f}{rates[1]:>10.2f}{rates[2]:>10.1f}"
+            f"{rates[2] / better:>10.3f}{drafting.accepted / max(drafting.drafted, 1):>10.2f}{differ:>10}"
         )
     return table
 
@@ -145,6 +160,8 @@ def show(content: str, arms: dict[str, Arm], rows: list[int]) -> dict[str, dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model")
+    parser.add_argument("--drafter", help="for the modes that take one; without it, the shipped one")
+    parser.add_argument("--modes", nargs="+", default=["lookup", "auto"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--new", type=int, default=96)
@@ -153,16 +170,17 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = sorted({1, *args.rows})
-    parts = load_parts(LoadSettings.of({"model": args.model, "mode": "baseline"}))
-    print(parts.weights)
+    ways = {mode: Drafting.of(args.model, args.drafter, mode) for mode in (PLAIN, *args.modes)}
+    print(ways[PLAIN].weights)
     result = {}
     for content in args.contents:
-        prompts = [tuple(encode_prompt(parts.tokenizer, text)) for text in CONTENTS[content]]
+        prompts = [tuple(encode_prompt(ways[PLAIN].tokenizer, text)) for text in CONTENTS[content]]
         requests = [GenerateRequest(prompts[i % len(prompts)], args.new) for i in range(args.requests)]
-        arms = arms_of(parts.target, rows)
+        arms = {(mode, n): way.arm(n) for mode, way in ways.items() for n in rows}
         for _ in range(args.trials):
-            for arm in arms.values():
-                arm.run(requests)
+            for n in rows:
+                for mode in ways:
+                    arms[mode, n].run(requests)
         result[content] = show(content, arms, rows)
         for arm in arms.values():
             arm.engine.close()
