@@ -78,6 +78,7 @@ def save_tiny_gguf(
     `overrides` are config.json fields, `metadata` further GGUF keys, `tensors` further tensors; tensors and
     keys in `without` are left out. With `parts` it is split, and `path` is the first part.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     config = tiny_config(family, **({"tie_word_embeddings": True} | overrides))
     weights = cast(dict[str, mx.array], dict(tree_flatten(tiny_model(config, seed=seed).parameters())))
     share = -(-len(weights) // parts) if parts > 1 else 0
