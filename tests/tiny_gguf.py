@@ -19,7 +19,7 @@ T = GGMLQuantizationType
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 """mlx-lm's model types and GGUF's names of them."""
 
-WIDE = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
 """Sizes that blocks of 256 weights divide."""
 
 _NAMES = {

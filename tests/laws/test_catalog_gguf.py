@@ -98,8 +98,8 @@ def reference(family: str, dense: dict[str, mx.array], **fields: Any) -> Any:
 
 
 def assert_close(found: mx.array, expected: mx.array) -> None:
-    scale = float(mx.abs(expected).max().item())
-    np.testing.assert_allclose(np.array(found), np.array(expected), rtol=1e-4, atol=1e-5 * scale)
+    right = np.array(expected)
+    np.testing.assert_allclose(np.array(found), right, rtol=1e-4, atol=1e-5 * float(np.abs(right).max()))
 
 
 # Weights --------------------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def test_rounding_to_half_precision_is_reported(tmp_path: Path, kind: GGMLQuanti
 def test_the_type_that_is_computed_in(
     tmp_path: Path, matrices: list[GGMLQuantizationType], on_cpu: bool, expected: mx.Dtype
 ) -> None:
-    fields = {"embedding": matrices[-1], **WIDE}
+    fields: dict[str, Any] = {"embedding": matrices[-1], **WIDE}
     save_tiny_gguf(tmp_path / "m.gguf", matrices=matrices[0], **fields)
     tensors = open_gguf(tmp_path / "m.gguf").tensors.values()
     assert float_type(tensors, on_cpu=on_cpu) == expected
@@ -225,7 +225,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 @families
 @pytest.mark.parametrize("kv_heads", [1, 4])
 def test_untied_models_and_other_head_counts(tmp_path: Path, family: str, kv_heads: int) -> None:
-    fields = {"tie_word_embeddings": False, "num_key_value_heads": kv_heads, **sizes(family)}
+    fields: dict[str, Any] = {"tie_word_embeddings": False, "num_key_value_heads": kv_heads, **sizes(family)}
     if family in ("llama", "qwen3"):
         fields["head_dim"] = 32
     dense = save_tiny_gguf(tmp_path / "m.gguf", family=family, **fields)
@@ -240,7 +240,7 @@ def test_the_checkpoint_describes_the_file(tmp_path: Path, family: str) -> None:
     expected = tiny_config(family, **({"tie_word_embeddings": True} | sizes(family)))
     shared = expected.keys() & checkpoint.config.keys() - {"eos_token_id", "architectures"}
     assert {key: checkpoint.config[key] for key in shared} == {key: expected[key] for key in shared}
-    section = {"group_size": 32, "bits": 4, "mode": "affine"}
+    section: dict[str, Any] = {"group_size": 32, "bits": 4, "mode": "affine"}
     section["model.embed_tokens"] = {"group_size": 32, "bits": 8}
     assert checkpoint.config["quantization"] == section
     assert checkpoint.context == 512
