@@ -20,6 +20,7 @@ from mlx_dspark.catalog.checkpoint import Checkpoint, load_checkpoint
 from mlx_dspark.catalog.gguf.blocks import GRIDS, pack
 from mlx_dspark.catalog.gguf.file import GGUFFile, open_gguf
 from mlx_dspark.catalog.gguf.layouts import LAYOUTS, gguf_config
+from mlx_dspark.catalog.gguf.model import build_model, load_weights
 from mlx_dspark.catalog.gguf.weights import float_type, read_tensor
 from mlx_dspark.catalog.resolve import ModelRef
 from mlx_dspark.compat.gguf_reader import FastGGUFReader
@@ -233,6 +234,37 @@ def test_untied_models_and_other_head_counts(tmp_path: Path, family: str, kv_hea
     assert_close(load(tmp_path / "m.gguf").model(ids), model(ids))
 
 
+@pytest.mark.parametrize("fields", [{"attention_bias": True}, {"mlp_bias": True}])
+def test_llamas_with_biases(tmp_path: Path, fields: dict[str, Any]) -> None:
+    dense = save_tiny_gguf(tmp_path / "m.gguf", **fields)
+    model, ids = reference("llama", dense, **fields), mx.array([PROMPT])
+    assert_close(load(tmp_path / "m.gguf").model(ids), model(ids))
+
+
+@families
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [(T.Q4_K, mx.float16), (T.BF16, mx.bfloat16), (T.F16, mx.float16)]
+)
+def test_a_model_in_half_precision(
+    tmp_path: Path, family: str, kind: GGMLQuantizationType, dtype: mx.Dtype
+) -> None:
+    fields: dict[str, Any] = {"embedding": kind, **WIDE, "query_pre_attn_scalar": 64}
+    dense = save_tiny_gguf(tmp_path / "m.gguf", family=family, matrices=kind, **fields)
+    file = open_gguf(tmp_path / "m.gguf")
+    config = gguf_config(file)
+    assert float_type(file.tensors.values(), on_cpu=False) == dtype
+    model = build_model(file, config)
+    report = load_weights(file, model, config, dtype)
+    held = cast(dict[str, mx.array], tree_flatten(model.parameters(), destination={}))
+    assert {array.dtype for array in held.values()} - {mx.uint32} == {dtype}
+    for name, found in dense_weights(model).items():
+        exact = np.array(dense[name])
+        assert np.linalg.norm(found - exact) < 4e-3 * np.linalg.norm(exact), name
+        if name.endswith("_proj.weight"):
+            assert np.array_equal(found, exact) == (kind is not T.Q4_K)
+    assert (report is None) == (kind is not T.Q4_K)
+
+
 @families
 def test_the_checkpoint_describes_the_file(tmp_path: Path, family: str) -> None:
     save_tiny_gguf(tmp_path / "m.gguf", family=family, **sizes(family))
@@ -327,7 +359,7 @@ def test_gemma_windows_and_its_two_ropes(tmp_path: Path, pattern: Any, scaled: b
 
 
 def test_the_27b_gemma_scales_queries_by_its_hidden_size() -> None:
-    file = {
+    file: dict[str, Any] = {
         "general.architecture": "gemma3",
         "gemma3.embedding_length": 5376,
         "gemma3.attention.head_count": 32,
@@ -338,9 +370,8 @@ def test_the_27b_gemma_scales_queries_by_its_hidden_size() -> None:
         "gemma3.context_length": 131072,
     }
     tensor = cast(Any, type("Embedding", (), {"shape": (5376, 262144)}))
-    assert (
-        gguf_config(GGUFFile(Path("m"), file, {"token_embd.weight": tensor}))["query_pre_attn_scalar"] == 168
-    )
+    tensors = {"token_embd.weight": tensor} | {f"blk.{layer}": tensor for layer in range(62)}
+    assert gguf_config(GGUFFile(Path("m"), file, tensors))["query_pre_attn_scalar"] == 168
 
 
 def test_a_list_that_says_the_same_for_every_layer_is_one_value(tmp_path: Path) -> None:
@@ -420,6 +451,8 @@ def test_what_can_be_run_is_listed(tmp_path: Path) -> None:
         ({"without": ("llama.block_count",)}, "lacks the metadata key llama.block_count"),
         ({"metadata": {"llama.block_count": 3}}, "lacks the tensor blk.2.attn_q.weight"),
         ({"metadata": {"llama.block_count": "two"}}, "llama.block_count in "),
+        ({"metadata": {"llama.block_count": 2**31 - 1}}, "claims 2147483647 layers"),
+        ({"metadata": {"llama.attention.head_count_kv": 3}}, "4 heads on 3"),
         ({"metadata": {"llama.embedding_length": 0}}, "llama.embedding_length in "),
         ({"metadata": {"llama.feed_forward_length": 64}}, "blk.0.ffn_gate.weight in shape (128, 64)"),
         ({"metadata": {"llama.rope.freq_base": "high"}}, "llama.rope.freq_base in "),

@@ -176,6 +176,9 @@ def test_an_unknown_tokenizer_is_refused_by_name(metadata: dict[str, Any], named
     [
         ({"merges": ["x y"]}, "merges"),
         ({"merges": ["1"]}, "merges"),
+        ({"merges": [12]}, "merges"),
+        ({"merges": "1 2"}, "merges"),
+        ({"token_type": "normal"}, "token_type"),
         ({"eos_token_id": 99}, "eos_token_id 99"),
         ({"eos_token_id": "</s>"}, "eos_token_id '</s>'"),
         ({"tokens": 7}, "tokenizer.ggml.tokens"),
@@ -297,7 +300,7 @@ def test_the_keys_of_a_sentencepiece_file() -> None:
     assert tokenizer.encode("the<end_of_turn>")[-1] == end_of_turn
 
 
-@pytest.mark.parametrize("changes", [{"scores": [0.0]}, {"scores": []}])
+@pytest.mark.parametrize("changes", [{"scores": [0.0]}, {"scores": []}, {"scores": 7}])
 def test_damaged_scores_are_refused_by_key(changes: dict[str, Any]) -> None:
     with pytest.raises(BadCheckpoint, match=r"tokenizer\.ggml\.scores"):
         gguf_tokenizer(spm_file(leads=True, **changes), 64)

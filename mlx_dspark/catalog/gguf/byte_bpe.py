@@ -90,7 +90,7 @@ def byte_bpe(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     """
     kind = pre_tokenizer(file)
     vocab = {token: index for index, token in enumerate(tokens)}
-    merges = [tuple(merge.split(" ", 1)) for merge in file.need("tokenizer.ggml.merges")]
+    merges = [tuple(merge.split(" ", 1)) for merge in file.listed("tokenizer.ggml.merges", str)]
     try:
         with tokenizer_errors():
             model: Any = models.BPE(vocab=vocab, merges=merges, ignore_merges=kind.whole_words)

@@ -44,6 +44,13 @@ class GGUFFile:
                 f"{self.path} lacks the metadata key {key}.", "Convert the model to GGUF with a current tool."
             ) from None
 
+    def listed(self, key: str, of: type, default: list[Any] | None = None) -> list[Any]:
+        """The list under `key`, its items of type `of`. Raises BadCheckpoint when it is something else."""
+        value = self.need(key) if default is None else self.metadata.get(key, default)
+        if not isinstance(value, list) or not all(isinstance(item, of) for item in value):
+            raise BadCheckpoint(f"{key} in {self.path} is not a list of {of.__name__}.", FETCH_AGAIN)
+        return value
+
     def unsupported(self, found: str, wanted: str) -> UnsupportedModel:
         """The error for a file that has `found`, where only `wanted` can be run."""
         return UnsupportedModel(

@@ -113,6 +113,13 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
 def _common(facts: Facts, layout: Layout) -> dict[str, Any]:
     file = facts.file
     hidden, heads = facts.whole("embedding_length"), facts.whole("attention.head_count")
+    kv_heads, layers = facts.whole("attention.head_count_kv", heads), facts.whole("block_count")
+    if heads % kv_heads or layers > len(file.tensors):
+        raise BadCheckpoint(
+            f"{file.path} claims {layers} layers of {heads} heads on {kv_heads}, with {len(file.tensors)} "
+            "tensors, which cannot be.",
+            FETCH_AGAIN,
+        )
     head_dim = facts.whole("attention.key_length", max(hidden // heads, 1))
     for key in ("rope.dimension_count", "attention.value_length"):
         if facts.whole(key, head_dim) != head_dim:
@@ -122,10 +129,10 @@ def _common(facts: Facts, layout: Layout) -> dict[str, Any]:
     config = {
         "model_type": layout.model_type,
         "hidden_size": hidden,
-        "num_hidden_layers": facts.whole("block_count"),
+        "num_hidden_layers": layers,
         "intermediate_size": facts.whole("feed_forward_length"),
         "num_attention_heads": heads,
-        "num_key_value_heads": facts.whole("attention.head_count_kv", heads),
+        "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
         "rms_norm_eps": facts.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": facts.number("rope.freq_base", 10000.0),

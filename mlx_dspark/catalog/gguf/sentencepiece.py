@@ -24,12 +24,12 @@ def sentencepiece(file: GGUFFile, tokens: list[str]) -> Tokenizer:
 
     A space is put before the text, and before what follows a special token, unless the file says otherwise.
     """
-    scores = file.need("tokenizer.ggml.scores")
+    scores = file.listed("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens):
         raise BadCheckpoint(
             f"{file.path} has {len(scores)} tokenizer.ggml.scores for {len(tokens)} tokens.", FETCH_AGAIN
         )
-    kinds = file.metadata.get("tokenizer.ggml.token_type", [TokenType.NORMAL] * len(tokens))
+    kinds = file.listed("tokenizer.ggml.token_type", int, [TokenType.NORMAL] * len(tokens))
     unknown = unknown_id(file)
     try:
         with tokenizer_errors():
@@ -66,7 +66,7 @@ def unknown_id(file: GGUFFile) -> int:
 def _merges(tokens: Sequence[str], scores: Sequence[float], kinds: Sequence[int]) -> list[tuple[str, str]]:
     """Every pair of tokens that makes a normal token; the best token first, of equals the earlier one."""
     known = set(tokens)
-    normal = [index for index, kind in enumerate(kinds) if kind == TokenType.NORMAL]
+    normal = [i for i, kind in zip(range(len(tokens)), kinds, strict=False) if kind == TokenType.NORMAL]
     normal.sort(key=lambda index: (-scores[index], index))
     return [
         (token[:cut], token[cut:])

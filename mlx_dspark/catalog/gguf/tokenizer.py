@@ -86,10 +86,11 @@ def _is_spm(file: GGUFFile) -> bool:
 
 
 def _tokens(file: GGUFFile) -> list[str]:
-    tokens = file.need("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise BadCheckpoint(f"tokenizer.ggml.tokens in {file.path} is not a list of strings.", FETCH_AGAIN)
-    return tokens
+    return file.listed("tokenizer.ggml.tokens", str)
+
+
+def _kinds(file: GGUFFile) -> list[int]:
+    return file.listed("tokenizer.ggml.token_type", int, [])
 
 
 def _backend(file: GGUFFile, tokens: list[str]) -> Tokenizer:
@@ -115,10 +116,9 @@ def _template(file: GGUFFile) -> str | None:
 
 def _add_special_tokens(backend: Tokenizer, file: GGUFFile, tokens: list[str]) -> None:
     """Tokens that are found in text as a whole, ahead of everything else."""
-    kinds = file.metadata.get("tokenizer.ggml.token_type", ())
     added = [
         AddedToken(token, special=kind == TokenType.CONTROL, normalized=False)
-        for token, kind in zip(tokens, kinds, strict=False)
+        for token, kind in zip(tokens, _kinds(file), strict=False)
         if kind in (TokenType.CONTROL, TokenType.USER_DEFINED) and token
     ]
     backend.add_special_tokens([token for token in added if token.special])
