@@ -12,6 +12,8 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, TokenType
 from gguf.quants import dequantize, quantize
 from mlx.utils import tree_flatten
 
+from mlx_dspark.catalog.checkpoint import Checkpoint, load_checkpoint
+from mlx_dspark.catalog.resolve import ModelRef
 from tests.tiny import EOS_IDS, SPECIAL_TOKENS, tiny_config, tiny_model, tiny_tokenizer
 
 T = GGMLQuantizationType
@@ -95,6 +97,11 @@ def save_tiny_gguf(
         writer.add_tensor(name, value)
     writer.write()
     return dense
+
+
+def load_gguf(path: Path) -> Checkpoint:
+    """The checkpoint of a GGUF file."""
+    return load_checkpoint(ModelRef("tiny", path, "gguf", str(path)))
 
 
 class _Writer(GGUFWriter):
@@ -184,7 +191,7 @@ def _ordered(rows: np.ndarray, name: str, config: dict[str, Any]) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows.shape))
 
 
-def _add_metadata(writer: GGUFWriter, config: dict[str, Any]) -> None:
+def _add_metadata(writer: _Writer, config: dict[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -197,7 +204,7 @@ def _add_metadata(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     if config["model_type"] == "gemma3_text":
         writer.add_sliding_window(config["sliding_window"])
-        writer.add_sliding_window_pattern(config["sliding_window_pattern"])
+        writer.set("gemma3.attention.sliding_window_pattern", config["sliding_window_pattern"])
     tokenizer = tiny_tokenizer()
     tokens = [token for token, _ in sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])]
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-import struct
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,47 +10,29 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from mlx.utils import tree_flatten
 
-from mlx_dspark.catalog.checkpoint import Checkpoint, load_checkpoint
 from mlx_dspark.catalog.gguf.blocks import GRIDS, pack
 from mlx_dspark.catalog.gguf.file import GGUFFile, open_gguf
 from mlx_dspark.catalog.gguf.layouts import LAYOUTS, gguf_config
 from mlx_dspark.catalog.gguf.model import build_model, load_weights
 from mlx_dspark.catalog.gguf.weights import float_type, read_tensor
-from mlx_dspark.catalog.resolve import ModelRef
-from mlx_dspark.compat.gguf_reader import FastGGUFReader
 from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
-from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
+from mlx_dspark.foundation.errors import BadCheckpoint
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.targets.load import target_of
 from tests.fakes import stock_greedy
 from tests.tiny import tiny_config, tiny_model
-from tests.tiny_gguf import ARCHITECTURES, WIDE, random_blocks, save_tiny_gguf
+from tests.tiny_gguf import ARCHITECTURES, WIDE, load_gguf, random_blocks, save_tiny_gguf
 
 T = GGMLQuantizationType
-EXACT = [T[name] for name in ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K"]]
-LOSSY = [
-    T[name]
-    for name in [
-        "Q2_K",
-        "Q3_K",
-        "Q6_K",
-        "IQ4_NL",
-        "IQ4_XS",
-        "IQ3_S",
-        "IQ2_XXS",
-        "IQ1_S",
-        "TQ1_0",
-        "TQ2_0",
-        "MXFP4",
-    ]
-]
+EXACT = [T.F32, T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q4_K, T.Q5_K]
+LOSSY = [T.Q2_K, T.Q3_K, T.Q6_K, T.IQ4_NL, T.IQ4_XS, T.IQ3_S, T.IQ2_XXS, T.IQ1_S, T.TQ1_0, T.TQ2_0]
 PROMPT = [5, 9, 120, 300, 7, 7, 44, *range(60, 90)]
 NEW = 24
 
@@ -61,10 +41,6 @@ families = pytest.mark.parametrize("family", list(ARCHITECTURES))
 
 def kinds(which: list[GGMLQuantizationType]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", which, ids=lambda kind: kind.name)
-
-
-def load(path: Path) -> Checkpoint:
-    return load_checkpoint(ModelRef("tiny", path, "gguf", str(path)))
 
 
 def sizes(family: str, kind: GGMLQuantizationType = T.F32) -> dict[str, Any]:
@@ -112,7 +88,7 @@ def test_an_exact_format_gives_the_files_model(
     tmp_path: Path, family: str, kind: GGMLQuantizationType
 ) -> None:
     dense = save_tiny_gguf(tmp_path / "m.gguf", family=family, matrices=kind, **sizes(family, kind))
-    checkpoint = load(tmp_path / "m.gguf")
+    checkpoint = load_gguf(tmp_path / "m.gguf")
     found = dense_weights(checkpoint.model)
     assert found.keys() == dense.keys()
     for name, expected in dense.items():
@@ -128,7 +104,7 @@ def test_speculation_on_a_gguf_model_equals_stock_greedy(
     tmp_path: Path, family: str, kind: GGMLQuantizationType
 ) -> None:
     dense = save_tiny_gguf(tmp_path / "m.gguf", family=family, matrices=kind, **sizes(family, kind))
-    checkpoint = load(tmp_path / "m.gguf")
+    checkpoint = load_gguf(tmp_path / "m.gguf")
     plain = checkpoint.model if kind is T.Q6_K else reference(family, dense, **sizes(family, kind))
     expected = stock_greedy(plain, PROMPT, NEW)
     target = target_of(checkpoint.model, checkpoint.config)
@@ -141,7 +117,7 @@ def test_speculation_on_a_gguf_model_equals_stock_greedy(
 @kinds(LOSSY)
 def test_what_a_format_lost_is_reported(tmp_path: Path, family: str, kind: GGMLQuantizationType) -> None:
     dense = save_tiny_gguf(tmp_path / "m.gguf", family=family, matrices=kind, **sizes(family, kind))
-    checkpoint = load(tmp_path / "m.gguf")
+    checkpoint = load_gguf(tmp_path / "m.gguf")
     found, report = dense_weights(checkpoint.model), checkpoint.requantized
     errors = {
         name: float(np.linalg.norm(found[name] - expected) / np.linalg.norm(expected))
@@ -172,6 +148,20 @@ def test_blocks_of_extreme_values_repack_exactly(kind: GGMLQuantizationType) -> 
     found = mx.dequantize(mx.array(pack(codes, bits)), mx.array(scales), mx.array(biases), 32, bits)
     assert np.array_equal(np.array(found), dequantize(blocks, kind))
     assert not half or np.array_equal(scales.astype(np.float16).astype(np.float32), scales)
+
+
+@kinds([T.F32, T.Q4_K, T.Q6_K, T.Q8_0])
+def test_slices_join_to_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: GGMLQuantizationType
+) -> None:
+    save_tiny_gguf(tmp_path / "m.gguf", matrices=kind, **WIDE)
+    file = open_gguf(tmp_path / "m.gguf")
+    tensor = file.tensors["blk.0.ffn_up.weight"]
+    whole, whole_error = read_tensor(file, tensor, mx.float32)
+    monkeypatch.setattr("mlx_dspark.catalog.gguf.weights._AT_ONCE", 256 * 100)
+    sliced, sliced_error = read_tensor(file, tensor, mx.float32)
+    assert all(mx.array_equal(whole[part], sliced[part]).item() for part in whole)
+    assert sliced_error == pytest.approx(whole_error, rel=1e-5)
 
 
 @kinds([T.Q4_K, T.Q6_K, T.Q8_0, T.BF16])
@@ -217,7 +207,7 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     data[tensor.data_offset + 208 : tensor.data_offset + 210] = np.float16(math.nan).tobytes()
     (tmp_path / "m.gguf").write_bytes(bytes(data))
     with pytest.raises(BadCheckpoint, match=r"blk\.1\.ffn_up\.weight that are not finite"):
-        load(tmp_path / "m.gguf")
+        load_gguf(tmp_path / "m.gguf")
 
 
 # Layouts --------------------------------------------------------------------------------------------------
@@ -231,14 +221,14 @@ def test_untied_models_and_other_head_counts(tmp_path: Path, family: str, kv_hea
         fields["head_dim"] = 32
     dense = save_tiny_gguf(tmp_path / "m.gguf", family=family, **fields)
     model, ids = reference(family, dense, **fields), mx.array([PROMPT])
-    assert_close(load(tmp_path / "m.gguf").model(ids), model(ids))
+    assert_close(load_gguf(tmp_path / "m.gguf").model(ids), model(ids))
 
 
 @pytest.mark.parametrize("fields", [{"attention_bias": True}, {"mlp_bias": True}])
 def test_llamas_with_biases(tmp_path: Path, fields: dict[str, Any]) -> None:
     dense = save_tiny_gguf(tmp_path / "m.gguf", **fields)
     model, ids = reference("llama", dense, **fields), mx.array([PROMPT])
-    assert_close(load(tmp_path / "m.gguf").model(ids), model(ids))
+    assert_close(load_gguf(tmp_path / "m.gguf").model(ids), model(ids))
 
 
 @families
@@ -268,7 +258,7 @@ def test_a_model_in_half_precision(
 @families
 def test_the_checkpoint_describes_the_file(tmp_path: Path, family: str) -> None:
     save_tiny_gguf(tmp_path / "m.gguf", family=family, **sizes(family))
-    checkpoint = load(tmp_path / "m.gguf")
+    checkpoint = load_gguf(tmp_path / "m.gguf")
     expected = tiny_config(family, **({"tie_word_embeddings": True} | sizes(family)))
     shared = expected.keys() & checkpoint.config.keys() - {"eos_token_id", "architectures"}
     assert {key: checkpoint.config[key] for key in shared} == {key: expected[key] for key in shared}
@@ -302,7 +292,7 @@ def test_scaled_rope_is_honoured(
     dense = save_tiny_gguf(tmp_path / "m.gguf", family=family, matrices=T.F32, metadata=keys)
     fields = {} if scaling is None else {"rope_scaling": scaling}
     ids = mx.array([PROMPT])
-    assert_close(load(tmp_path / "m.gguf").model(ids), reference(family, dense, **fields)(ids))
+    assert_close(load_gguf(tmp_path / "m.gguf").model(ids), reference(family, dense, **fields)(ids))
 
 
 def llama3_factors(factor: float, base: float, dims: int) -> np.ndarray:
@@ -328,7 +318,7 @@ def test_llama_3_rope_is_honoured(tmp_path: Path, factor: float) -> None:
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     fields["rope_scaling"] = scaling | {"original_max_position_embeddings": 8192}
     ids = mx.array([PROMPT])
-    found, model = load(tmp_path / "m.gguf"), reference("llama", dense, **fields)
+    found, model = load_gguf(tmp_path / "m.gguf"), reference("llama", dense, **fields)
     assert found.config["rope_scaling"] == fields["rope_scaling"]
     assert_close(found.model(ids), model(ids))
 
@@ -355,7 +345,7 @@ def test_gemma_windows_and_its_two_ropes(tmp_path: Path, pattern: Any, scaled: b
     if scaled:
         fields["rope_scaling"] = {"rope_type": "linear", "factor": 8.0}
     model, ids = reference("gemma3_text", dense, **fields), mx.array([PROMPT])
-    assert_close(load(tmp_path / "m.gguf").model(ids), model(ids))
+    assert_close(load_gguf(tmp_path / "m.gguf").model(ids), model(ids))
 
 
 def test_the_27b_gemma_scales_queries_by_its_hidden_size() -> None:
@@ -376,178 +366,4 @@ def test_the_27b_gemma_scales_queries_by_its_hidden_size() -> None:
 
 def test_a_list_that_says_the_same_for_every_layer_is_one_value(tmp_path: Path) -> None:
     save_tiny_gguf(tmp_path / "m.gguf", metadata={"llama.attention.head_count_kv": [2, 2]})
-    assert load(tmp_path / "m.gguf").config["num_key_value_heads"] == 2
-
-
-# Refusals -------------------------------------------------------------------------------------------------
-
-ONES = np.ones(32, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "a scaled rope of type 'longrope'"),
-        (
-            {
-                "metadata": {
-                    "llama.rope.scaling.type": "yarn",
-                    "llama.rope.scaling.factor": 4.0,
-                    "llama.rope.scaling.attn_factor": 2.0,
-                }
-            },
-            "attn_factor",
-        ),
-        ({"tensors": {"rope_freqs.weight": np.arange(8, dtype=np.float32)}}, "rope factors"),
-        ({"tensors": {"blk.0.ffn_gate_inp.weight": ONES}}, "blk.0.ffn_gate_inp.weight"),
-        ({"tensors": {"rope_factors_long.weight": ONES}}, "rope_factors_long.weight"),
-        ({"metadata": {"llama.expert_count": 8}}, "llama.expert_count 8"),
-        ({"metadata": {"llama.final_logit_softcapping": 30.0}}, "final_logit_softcapping 30.0"),
-        ({"metadata": {"llama.attention.sliding_window": 64}}, "sliding windows"),
-        ({"metadata": {"llama.rope.dimension_count": 8}}, "partly rotated"),
-        ({"metadata": {"llama.attention.head_count_kv": [2, 1]}}, "layers that differ in llama.attention"),
-        ({"metadata": {"general.architecture": "mamba"}}, "the architecture 'mamba'"),
-        ({"metadata": {"general.architecture": "qwen3moe"}}, "the architecture 'qwen3moe'"),
-        ({"metadata": {"general.architecture": "clip"}}, "an image encoder"),
-        ({"family": "gemma3_text", "metadata": {"gemma3.final_logit_softcapping": 30.0}}, "softcapping"),
-        (
-            {
-                "family": "gemma3_text",
-                "metadata": {"gemma3.attention.sliding_window_pattern": [True, False, False]},
-            },
-            "sliding windows without a period",
-        ),
-        (
-            {
-                "family": "qwen2",
-                "metadata": {"qwen2.attention.key_length": 32, "qwen2.attention.value_length": 32},
-            },
-            "heads that do not divide",
-        ),
-    ],
-)
-def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf", **changes)
-    with pytest.raises(UnsupportedModel, match=re.escape(named)) as refusal:
-        load(tmp_path / "m.gguf")
-    assert "m.gguf" in refusal.value.sentence
-    assert refusal.value.next_step
-
-
-def test_what_can_be_run_is_listed(tmp_path: Path) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf", metadata={"general.architecture": "qwen3moe"})
-    with pytest.raises(UnsupportedModel) as refusal:
-        load(tmp_path / "m.gguf")
-    assert "llama, qwen2, qwen3, gemma3" in refusal.value.next_step
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"without": ("blk.1.attn_q.weight",)}, "lacks the tensor blk.1.attn_q.weight"),
-        ({"without": ("token_embd.weight",)}, "lacks the tensor token_embd.weight"),
-        ({"family": "qwen2", "without": ("blk.0.attn_k.bias",)}, "lacks the tensor blk.0.attn_k.bias"),
-        ({"family": "gemma3_text", "without": ("blk.2.post_ffw_norm.weight",)}, "blk.2.post_ffw_norm.weight"),
-        ({"without": ("llama.block_count",)}, "lacks the metadata key llama.block_count"),
-        ({"metadata": {"llama.block_count": 3}}, "lacks the tensor blk.2.attn_q.weight"),
-        ({"metadata": {"llama.block_count": "two"}}, "llama.block_count in "),
-        ({"metadata": {"llama.block_count": 2**31 - 1}}, "claims 2147483647 layers"),
-        ({"metadata": {"llama.attention.head_count_kv": 3}}, "4 heads on 3"),
-        ({"metadata": {"llama.embedding_length": 0}}, "llama.embedding_length in "),
-        ({"metadata": {"llama.feed_forward_length": 64}}, "blk.0.ffn_gate.weight in shape (128, 64)"),
-        ({"metadata": {"llama.rope.freq_base": "high"}}, "llama.rope.freq_base in "),
-        ({"metadata": {"tokenizer.ggml.tokens": ["x"] * 400}}, "400 tokens and 384 rows"),
-        ({"metadata": {"tokenizer.chat_template": 7}}, "tokenizer.chat_template in "),
-    ],
-)
-def test_what_is_missing_or_senseless_is_named(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf", **changes)
-    with pytest.raises(BadCheckpoint, match=re.escape(named)) as refusal:
-        load(tmp_path / "m.gguf")
-    assert "m.gguf" in refusal.value.sentence
-    assert refusal.value.next_step
-
-
-# Files ----------------------------------------------------------------------------------------------------
-
-
-def part(tmp_path: Path, number: int, count: int = 3) -> Path:
-    return tmp_path / f"m-{number:05d}-of-{count:05d}.gguf"
-
-
-@pytest.mark.parametrize("named", [1, 2])
-def test_a_split_model_equals_a_whole_one(tmp_path: Path, named: int) -> None:
-    save_tiny_gguf(tmp_path / "whole.gguf")
-    save_tiny_gguf(tmp_path / "m.gguf", parts=3)
-    whole, split = load(tmp_path / "whole.gguf"), load(part(tmp_path, named))
-    ids = mx.array([PROMPT])
-    assert mx.array_equal(split.model(ids), whole.model(ids)).item()
-    assert split.files == tuple(part(tmp_path, number) for number in (1, 2, 3))
-    assert len(split.content_hash) == 64
-
-
-def test_a_missing_part_is_named(tmp_path: Path) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf", parts=3)
-    part(tmp_path, 3).unlink()
-    with pytest.raises(BadCheckpoint, match=r"m-00003-of-00003\.gguf is missing"):
-        load(part(tmp_path, 1))
-
-
-def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf", parts=3)
-    second = part(tmp_path, 2).read_bytes()
-    part(tmp_path, 3).write_bytes(second)
-    with pytest.raises(BadCheckpoint, match=r"m-00003-of-00003\.gguf is not part 3 of 3"):
-        load(part(tmp_path, 1))
-    part(tmp_path, 1).rename(tmp_path / "renamed.gguf")
-    with pytest.raises(BadCheckpoint, match=r"renamed\.gguf is one part of 3, and its name"):
-        load(tmp_path / "renamed.gguf")
-
-
-@pytest.mark.parametrize("keep", [0, 3, 6, 10, 5_000, 40_000, -1])
-def test_a_shortened_file_is_refused(tmp_path: Path, keep: int) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf")
-    data = (tmp_path / "m.gguf").read_bytes()
-    (tmp_path / "m.gguf").write_bytes(data[:keep])
-    with pytest.raises(BadCheckpoint, match=r"m\.gguf"):
-        open_gguf(tmp_path / "m.gguf")
-
-
-def test_a_shortened_file_says_what_is_missing(tmp_path: Path) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf")
-    tensors = open_gguf(tmp_path / "m.gguf").tensors.values()
-    end = max(tensor.data_offset + tensor.n_bytes for tensor in tensors)
-    data = (tmp_path / "m.gguf").read_bytes()
-    (tmp_path / "m.gguf").write_bytes(data[: end - 1])
-    with pytest.raises(BadCheckpoint, match=f"is cut short: {end - 1} bytes in place of {end}\\."):
-        open_gguf(tmp_path / "m.gguf")
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "m.gguf").write_text("this is not a model\n" * 50)
-    with pytest.raises(BadCheckpoint, match="is not a GGUF file"):
-        open_gguf(tmp_path / "m.gguf")
-
-
-def test_other_versions_and_byte_orders_are_refused(tmp_path: Path) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf")
-    data = (tmp_path / "m.gguf").read_bytes()
-    for version, error, named in (
-        (struct.pack(">I", 3), UnsupportedModel, "is a big-endian GGUF file"),
-        (struct.pack("<I", 1), BadCheckpoint, "is not a readable GGUF file"),
-    ):
-        (tmp_path / "m.gguf").write_bytes(data[:4] + version + data[8:])
-        with pytest.raises(error, match=named) as refusal:
-            open_gguf(tmp_path / "m.gguf")
-        assert refusal.value.next_step
-
-
-def test_the_fast_reader_equals_the_packages_reader(tmp_path: Path) -> None:
-    save_tiny_gguf(tmp_path / "m.gguf")
-    fast, stock = FastGGUFReader(tmp_path / "m.gguf"), GGUFReader(tmp_path / "m.gguf")
-    assert {k: f.contents() for k, f in fast.fields.items()} == {
-        k: f.contents() for k, f in stock.fields.items()
-    }
-    assert [(t.name, t.data_offset, t.n_bytes) for t in fast.tensors] == [
-        (t.name, t.data_offset, t.n_bytes) for t in stock.tensors
-    ]
+    assert load_gguf(tmp_path / "m.gguf").config["num_key_value_heads"] == 2
