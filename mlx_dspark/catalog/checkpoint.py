@@ -13,15 +13,16 @@ import mlx.core as mx
 import mlx.nn as nn
 from huggingface_hub.errors import StrictDataclassError
 from mlx.utils import tree_flatten
-from mlx_lm.models import llama
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
 from mlx_dspark.catalog.folder import check_folder, read_json, weight_files
 from mlx_dspark.catalog.formats.fields import Fields
-from mlx_dspark.catalog.gguf_file import open_gguf
-from mlx_dspark.catalog.gguf_model import llama_config, llama_weights
-from mlx_dspark.catalog.gguf_tokenizer import gguf_tokenizer
+from mlx_dspark.catalog.gguf.file import open_gguf
+from mlx_dspark.catalog.gguf.layouts import gguf_config
+from mlx_dspark.catalog.gguf.model import build_model, load_weights
+from mlx_dspark.catalog.gguf.tokenizer import gguf_tokenizer
+from mlx_dspark.catalog.gguf.weights import Requantized, float_type
 from mlx_dspark.catalog.integrity import content_hash
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
@@ -29,6 +30,7 @@ from mlx_dspark.compat.tokenizers_errors import tokenizer_errors
 from mlx_dspark.foundation.errors import BadCheckpoint
 from mlx_dspark.foundation.numbers import brief, is_whole
 
+Accept = Callable[[nn.Module, dict[str, Any]], None]
 UNBOUNDED_CONTEXT = 1 << 20
 _EVAL_STEPS = 16
 _WHOLES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size")
@@ -40,7 +42,7 @@ class Checkpoint:
 
     `config` is its config.json, with the `quantization` section that its modules have; `context` is the most
     tokens prompt and answer may have together; `files` hold weights and config; `source` says where they came
-    from.
+    from; `requantized` reports what weights lost that MLX cannot hold as they are stored, None for none.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Checkpoint:
     context: int
     files: tuple[Path, ...]
     source: str
+    requantized: Requantized | None = None
 
     @cached_property
     def content_hash(self) -> str:
@@ -63,16 +66,19 @@ def load_checkpoint(
     ref: ModelRef,
     *,
     progress: Progress = silent,
-    accept: Callable[[nn.Module, dict[str, Any]], None] | None = None,
+    accept: Accept | None = None,
 ) -> Checkpoint:
     """Check and load a model.
 
-    A folder keeps the number formats it is stored in. A GGUF file's scales are float32 on the CPU back end
-    and float16 elsewhere, which holds them exactly. `accept` sees the model and its config before the weights
-    are read, and may raise. Raises BadCheckpoint, UnsupportedModel or RemoteCodeRefused.
+    A folder keeps the number formats it is stored in; `catalog/gguf/blocks.py` says how those of a GGUF file
+    are held, `catalog.gguf.weights.float_type` in which type its scales. `accept` sees the model and its
+    config before the weights are read, and may raise. Raises BadCheckpoint, UnsupportedModel or
+    RemoteCodeRefused.
     """
     progress(LoadProgress(f"reading {ref.name}", 0.0))
-    checkpoint = _load_gguf(ref) if ref.packaging == "gguf" else _load_folder(ref)
+    if ref.packaging == "gguf":
+        return _load_gguf(ref, progress, accept)
+    checkpoint = _load_folder(ref)
     if accept is not None:
         accept(checkpoint.model, checkpoint.config)
     _evaluate(checkpoint.model, ref.name, progress)
@@ -84,45 +90,37 @@ def computes_on_cpu() -> bool:
     return mx.default_device().type == mx.DeviceType.cpu
 
 
-def _load_gguf(ref: ModelRef) -> Checkpoint:
+def _load_gguf(ref: ModelRef, progress: Progress, accept: Accept | None) -> Checkpoint:
     file = open_gguf(ref.path)
-    config = llama_config(file)
+    config = gguf_config(file)
     context = int(config["max_position_embeddings"])
     tokenizer = gguf_tokenizer(file, context)
-    dtype = mx.float32 if computes_on_cpu() else mx.float16
-    weights, quantization = llama_weights(file, config, dtype)
+    dtype = float_type(file.tensors.values(), on_cpu=computes_on_cpu())
     eos = frozenset(tokenizer.eos_token_ids)
     config |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": sorted(eos)}
     config |= {"pad_token_id": tokenizer.pad_token_id, "torch_dtype": str(dtype).removeprefix("mlx.core.")}
-    if quantization:
-        config["quantization"] = quantization
+    model = build_model(file, config)
+    if accept is not None:
+        accept(model, config)
+    requantized = load_weights(
+        file,
+        model,
+        config,
+        dtype,
+        lambda fraction: progress(LoadProgress(f"reading {ref.name}", fraction)),
+    )
     return Checkpoint(
         name=ref.name,
         path=ref.path,
         config=config,
-        model=_build_llama(ref.path, config, weights),
+        model=model,
         tokenizer=tokenizer,
         eos_token_ids=eos,
         context=context,
-        files=(ref.path,),
+        files=file.shards,
         source=ref.source,
+        requantized=requantized,
     )
-
-
-def _build_llama(path: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> nn.Module:
-    model = llama.Model(llama.ModelArgs.from_dict(config))
-    if section := config.get("quantization"):
-
-        def width_of(name: str, _: nn.Module) -> bool | dict[str, Any]:
-            return section.get(name, True) if f"{name}.scales" in weights else False
-
-        nn.quantize(
-            model, section["group_size"], section["bits"], mode=section["mode"], class_predicate=width_of
-        )
-    model.eval()
-    with _blaming(f"The weights of {path}"):
-        model.load_weights(list(weights.items()))
-    return model
 
 
 def _load_folder(ref: ModelRef) -> Checkpoint:

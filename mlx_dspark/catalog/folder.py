@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mlx_dspark.catalog.gguf.names import model_name
 from mlx_dspark.catalog.integrity import check_safetensors
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.mlx_lm_models import knows_model_type
@@ -110,6 +111,15 @@ def refuse_remote_code(path: Path, config: dict[str, Any]) -> None:
         )
 
 
+def packed_models(path: Path) -> list[Path]:
+    """The GGUF models of a folder, sorted: the first part of a split one, and no image encoders (mmproj)."""
+    found: dict[str, Path] = {}
+    for file in sorted(path.glob("*.[gG][gG][uU][fF]")):
+        if "mmproj" not in file.name.lower():
+            found.setdefault(model_name(file), file)
+    return list(found.values())
+
+
 def _without_config(path: Path) -> str:
     if (path / "config.json").is_dir():
         return f"{path / 'config.json'} is a folder, and should be a file."
@@ -118,7 +128,7 @@ def _without_config(path: Path) -> str:
 
 def _instead_of(path: Path) -> str:
     """What to name in place of a folder that is not a model's."""
-    packed = sorted(path.glob("*.gguf"))
+    packed = packed_models(path)
     if packed:
         return f"Name the file: {packed[0]}" if len(packed) == 1 else f"Name one file, such as {packed[0]}"
     return (

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, snapshot_download
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub import constants, hf_hub_download, snapshot_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+)
 
 from mlx_dspark.catalog.folder import read_config, refuse_remote_code, weight_files
 from mlx_dspark.catalog.progress import LoadProgress, Progress
@@ -54,18 +60,61 @@ def fetch_repository(
     if (cached := cached_repository(repository)) is not None:
         return cached
     if offline:
-        raise DownloadError(
-            f"The {what} {repository} is not in the local cache, and the program is offline.",
-            "Fetch it once while online, or name a local folder.",
-        )
+        raise _absent_offline(what, repository)
     progress(LoadProgress(f"fetching the {what} {repository} from the hub"))
-    try:
+    with _fetching(what, repository):
         folder = Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS))
+        if what == "model" and not (folder / "config.json").exists():
+            raise BadCheckpoint(
+                f"The hub's repository {repository} has no config.json.",
+                f"If it holds GGUF files, name one of them: gguf:{repository}/FILE.gguf.",
+            )
         if not trust_remote_code:
             refuse_remote_code(folder, read_config(folder))
         if accept is not None:
             accept(read_config(folder))
         return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS))
+
+
+def fetch_files(repository: str, names: list[str], *, offline: bool, progress: Progress) -> Path:
+    """Files of a hub repository, each fetched unless the cache holds it; returns the first one's path.
+
+    Raises ModelNotFound when there is no such repository or file, or DownloadError.
+    """
+    paths = []
+    for name in names:
+        path = _cached_file(repository, name)
+        if path is None:
+            called = f"{repository}/{name}"
+            if offline:
+                raise _absent_offline("file", called)
+            progress(LoadProgress(f"fetching {called} from the hub"))
+            with _fetching("model", repository, name):
+                path = Path(hf_hub_download(repository, name))
+        paths.append(path)
+    return paths[0]
+
+
+def _cached_file(repository: str, name: str) -> Path | None:
+    with reading(Path(constants.HF_HUB_CACHE)):
+        try:
+            return Path(hf_hub_download(repository, name, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return None
+
+
+def _absent_offline(what: str, name: str) -> DownloadError:
+    return DownloadError(
+        f"The {what} {name} is not in the local cache, and the program is offline.",
+        f"Fetch it once while online, or name a local {'file' if what == 'file' else 'folder'}.",
+    )
+
+
+@contextmanager
+def _fetching(what: str, repository: str, file: str = "") -> Iterator[None]:
+    """What goes wrong while a repository, or one file of it, is fetched, as an error that names it."""
+    try:
+        yield
     except GatedRepoError as error:
         raise DownloadError(
             f"The {what} {repository} asks for consent to its terms.",
@@ -77,6 +126,11 @@ def fetch_repository(
             "Check the name, or run `hf auth login`.",
         ) from error
     except HUB_ERRORS as error:
+        if file and isinstance(error, EntryNotFoundError) and not isinstance(error, LocalEntryNotFoundError):
+            raise ModelNotFound(
+                f"The hub's repository {repository} has no file {file}.",
+                "Check the name on the repository's page.",
+            ) from error
         if isinstance(error, OSError) and error.errno in FULL_DISK:
             raise DownloadError(
                 f"The disk is full: the {what} {repository} cannot be stored in {constants.HF_HUB_CACHE}.",

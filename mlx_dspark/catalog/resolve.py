@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlx_dspark.catalog import default_model
-from mlx_dspark.catalog.hub import cached_repositories, fetch_repository, is_hub_id, is_offline
+from mlx_dspark.catalog.folder import packed_models
+from mlx_dspark.catalog.gguf.names import model_name, shard_names
+from mlx_dspark.catalog.hub import cached_repositories, fetch_files, fetch_repository, is_hub_id, is_offline
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from mlx_dspark.foundation.numbers import brief
+
+_GGUF = "gguf:"
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,13 @@ def resolve_model(
 ) -> ModelRef:
     """Find, and where needed fetch, a model.
 
-    `name` is None or `smollm2-135m` for the default model, an existing folder, an existing `.gguf` file, or a
-    hub id `owner/name`. `offline` None: as the environment says (HF_HUB_OFFLINE). The content is checked when
-    it is loaded; of a hub repository that must be fetched, `accept` sees the config before the weights are,
-    and may raise. Raises ModelNotFound, DownloadError, BadCheckpoint or RemoteCodeRefused, this too before
-    the weights of a hub repository are fetched.
+    `name` is None or `smollm2-135m` for the default model, an existing folder, an existing `.gguf` file, a
+    hub id `owner/name`, or `gguf:owner/name/file.gguf` for one such file of the hub. A folder without
+    config.json that holds one GGUF model stands for it, and any part of a split one for all parts. `offline`
+    None: as the environment says (HF_HUB_OFFLINE). The content is checked when it is loaded; of a hub
+    repository that must be fetched, `accept` sees the config before the weights are, and may raise. Raises
+    ModelNotFound, DownloadError, BadCheckpoint or RemoteCodeRefused, this too before the weights of a hub
+    repository are fetched.
     """
     offline = is_offline() if offline is None else offline
     if name is None or name == default_model.NAME:
@@ -58,9 +65,11 @@ def resolve_model(
     path = _path(name)
     match _kind(name, path):
         case "folder":
-            return ModelRef(path.resolve().name, path.resolve(), "folder", str(path), trust_remote_code)
+            return _folder(path, trust_remote_code)
         case "file":
             return _file(name, path)
+    if name.startswith(_GGUF):
+        return _hub_file(name, offline, progress)
     if is_hub_id(name):
         folder = fetch_repository(
             name, offline=offline, trust_remote_code=trust_remote_code, progress=progress, accept=accept
@@ -116,10 +125,35 @@ def _kind(name: str, path: Path) -> Literal["folder", "file", "absent"]:
         return "absent"  # a name longer than the file system allows
 
 
+def _folder(path: Path, trust_remote_code: bool) -> ModelRef:
+    with reading(path):
+        models = [] if (path / "config.json").exists() else packed_models(path)
+    if len(models) == 1:
+        return _file(str(models[0]), models[0])
+    return ModelRef(path.resolve().name, path.resolve(), "folder", str(path), trust_remote_code)
+
+
+def _hub_file(name: str, offline: bool, progress: Progress) -> ModelRef:
+    """The file, with all its parts, that `gguf:owner/name/file.gguf` names."""
+    owner, _, rest = name.removeprefix(_GGUF).partition("/")
+    repository, _, file = rest.partition("/")
+    steps = file.split("/")
+    is_file = file.lower().endswith(".gguf") and not {"", ".", ".."} & set(steps) and "\\" not in file
+    if not is_hub_id(f"{owner}/{repository}") or not is_file:
+        raise ModelNotFound(
+            f"{brief(name)} does not name a GGUF file of the hub.",
+            "Write gguf:owner/repository/file.gguf, with the file's name as on the repository's page.",
+        )
+    folder = "/".join(steps[:-1])
+    names = [f"{folder}/{part}" if folder else part for part in shard_names(steps[-1])]
+    path = fetch_files(f"{owner}/{repository}", names, offline=offline, progress=progress)
+    return ModelRef(model_name(path), path, "gguf", name)
+
+
 def _file(name: str, path: Path) -> ModelRef:
     if path.suffix.lower() != ".gguf":
         raise ModelNotFound(f"{name} is a file, and not a .gguf file.", "Name its folder, or a .gguf file.")
-    return ModelRef(path.stem, path.resolve(), "gguf", str(path))
+    return ModelRef(model_name(path), path.absolute(), "gguf", str(path))
 
 
 def _near(name: str, short_names: Collection[str] = (default_model.NAME,)) -> str:

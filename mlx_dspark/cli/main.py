@@ -121,7 +121,10 @@ def build_app() -> App:
 def export(
     model: Annotated[
         str,
-        Parameter(help="The short name smollm2-135m, a folder, a .gguf file, or a hub repository."),
+        Parameter(
+            help="The short name smollm2-135m, a folder, a .gguf file, a hub repository, or "
+            "gguf:owner/repository/file.gguf for one file of it."
+        ),
     ],
     directory: Annotated[str, Parameter(name="DIR", help="The folder to write; it must be new or empty.")],
     /,
@@ -145,8 +148,11 @@ def export(
     found = resolve_model(
         model, cache_dir=default_cache_dir(), trust_remote_code=trust_remote_code, progress=progress
     )
-    export_model(load_checkpoint(found, progress=progress), folder)
+    checkpoint = load_checkpoint(found, progress=progress)
+    export_model(checkpoint, folder)
     progress.clear()
+    if checkpoint.requantized is not None:
+        note(str(checkpoint.requantized))
     command = [_python(), "-m", "mlx_lm", "generate", "--model", str(folder), "--prompt", "Hello"]
     note(f"Wrote {folder}. Stock mlx-lm reads it: {shlex.join(command)}")
     return 0

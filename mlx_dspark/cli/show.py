@@ -65,6 +65,8 @@ def open_session(loading: LoadSettings, progress: Progress) -> Session:
     progress.clear()
     parts = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
     note(" · ".join(part for part in parts if part))
+    if session.requantized is not None:
+        note(str(session.requantized))
     return session
 
 

@@ -51,8 +51,8 @@ class LoadSettings(Settings):
         str | os.PathLike[str] | None,
         About(
             Words(f"{DEFAULT_MODEL}, a folder, a .gguf file or a repository"),
-            f"The target model: the short name {DEFAULT_MODEL}, a folder, a llama .gguf file, or a hub "
-            "repository.",
+            f"The target model: the short name {DEFAULT_MODEL}, a folder, a .gguf file, a hub repository, or "
+            "gguf:owner/repository/file.gguf for one file of it.",
             unset=DEFAULT_MODEL,
         ),
     ] = None

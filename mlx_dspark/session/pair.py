@@ -15,6 +15,7 @@ from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.session import Session
 
 if TYPE_CHECKING:
+    from mlx_dspark.catalog.gguf.weights import Requantized
     from mlx_dspark.catalog.progress import Progress
     from mlx_dspark.contracts import Drafter, Target
     from mlx_dspark.drafters.block import BlockDrafter
@@ -38,6 +39,8 @@ class Parts:
     max_batch: int = 1
     weights: CpuWeightsReport | None = None
     """How the weights are held, and why; None where nothing was placed."""
+    requantized: Requantized | None = None
+    """What weights lost that MLX cannot hold as they are stored; None for none."""
 
     def session(self) -> Session:
         """An engine around the parts, ready to answer."""
@@ -57,6 +60,7 @@ class Parts:
             mode=self.mode,
             name=self.name,
             weights=self.weights,
+            requantized=self.requantized,
             context=self.target.spec.context,
         )
 
@@ -109,6 +113,7 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
         "auto" if shipped is not None and settings.max_draft is None else settings.max_draft,
         settings.max_batch,
         target.report,
+        checkpoint.requantized,
     )
 
 

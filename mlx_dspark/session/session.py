@@ -17,6 +17,7 @@ from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
 from mlx_dspark.session.result import Result, SessionEvent
 
 if TYPE_CHECKING:
+    from mlx_dspark.catalog.gguf.weights import Requantized
     from mlx_dspark.catalog.progress import Progress
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
 
@@ -30,8 +31,9 @@ class StreamsEvents(Protocol):
 class Session:
     """One engine, its tokenizer and the ids that end a text.
 
-    `name` is the model's, `mode` says who drafts, `weights` how the weights are held and why, `context` the
-    most tokens prompt and answer may have together, 0 where that is not known.
+    `name` is the model's, `mode` says who drafts, `weights` how the weights are held and why, `requantized`
+    what those lost that MLX cannot hold as they are stored, `context` the most tokens prompt and answer may
+    have together, 0 where that is not known.
 
     Threads may share a session. Loaded with `max_batch` above 1 their answers run as one batch; otherwise
     their rounds take turns.
@@ -46,6 +48,7 @@ class Session:
         mode: str,
         name: str = "",
         weights: CpuWeightsReport | None = None,
+        requantized: Requantized | None = None,
         context: int = 0,
     ) -> None:
         self.engine = engine
@@ -54,6 +57,7 @@ class Session:
         self.mode = mode
         self.name = name
         self.weights = weights
+        self.requantized = requantized
         self.context = context
         self._decoder = TextDecoder(tokenizer)
 

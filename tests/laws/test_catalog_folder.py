@@ -236,9 +236,10 @@ def test_an_empty_folder_is_refused_with_an_example(tmp_path: Path) -> None:
     assert "mlx-dspark export" in refusal.value.next_step
 
 
-def test_a_folder_of_a_gguf_file_leads_to_the_file(tmp_path: Path) -> None:
+def test_a_folder_of_gguf_files_leads_to_one_of_them(tmp_path: Path) -> None:
     (tmp_path / "packed").mkdir()
-    (tmp_path / "packed" / "m.gguf").write_bytes(b"GGUF")
+    for name in ("m.gguf", "other.GGUF"):
+        (tmp_path / "packed" / name).write_bytes(b"GGUF")
     with pytest.raises(BadCheckpoint, match="has no config") as refusal:
         load(tmp_path / "packed")
     assert str(tmp_path / "packed" / "m.gguf") in refusal.value.next_step

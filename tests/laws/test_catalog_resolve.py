@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 import mlx_dspark
 from mlx_dspark.catalog import default_model
@@ -23,7 +23,13 @@ from mlx_dspark.catalog.default_model import PackagedFile
 from mlx_dspark.catalog.integrity import sha256_of
 from mlx_dspark.catalog.progress import LoadProgress
 from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
-from mlx_dspark.foundation.errors import DownloadError, ModelNotFound, RemoteCodeRefused, UnsupportedModel
+from mlx_dspark.foundation.errors import (
+    BadCheckpoint,
+    DownloadError,
+    ModelNotFound,
+    RemoteCodeRefused,
+    UnsupportedModel,
+)
 from tests.tiny import save_tiny, tiny_config
 from tests.tiny_gguf import save_tiny_gguf
 
@@ -126,6 +132,94 @@ def test_connection_errors_show_no_class_names(
     with pytest.raises(DownloadError) as refusal:
         resolve_drafter("owner/name")
     assert refusal.value.sentence == f"The drafter owner/name could not be fetched from the hub: {reason}."
+
+
+def test_a_folder_of_one_gguf_model_stands_for_it(tmp_path: Path) -> None:
+    save_tiny_gguf(tmp_path / "packed" / "m.gguf", parts=3)
+    (tmp_path / "packed" / "mmproj-m.gguf").write_bytes(b"GGUF")
+    ref = resolve_model(str(tmp_path / "packed"), cache_dir=tmp_path)
+    assert (ref.name, ref.packaging, ref.path.name) == ("m", "gguf", "m-00001-of-00003.gguf")
+    assert load_checkpoint(ref).context == 512
+    save_tiny_gguf(tmp_path / "packed" / "other.gguf")
+    with pytest.raises(BadCheckpoint, match="has no config") as refusal:
+        load_checkpoint(resolve_model(str(tmp_path / "packed"), cache_dir=tmp_path))
+    assert "m-00001-of-00003.gguf" in refusal.value.next_step
+
+
+class FakeHub:
+    """The hub's single files: those in `held` are cached, those in `offered` can be fetched."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.fetched = folder, list[str]()
+        self.held: set[str] = set()
+        self.offered: set[str] = set()
+        monkeypatch.setattr("mlx_dspark.catalog.hub.hf_hub_download", self.download)
+
+    def download(self, repository: str, name: str, local_files_only: bool = False) -> str:
+        if name not in self.held:
+            if local_files_only:
+                raise LocalEntryNotFoundError("not cached")
+            if name not in self.offered:
+                raise EntryNotFoundError(f"404 for {repository}/{name}")
+            self.fetched.append(name)
+            self.held.add(name)
+        return str(self.folder / name)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    return FakeHub(tmp_path / "snapshot", monkeypatch)
+
+
+def test_one_file_of_a_hub_repository_is_fetched_once(tmp_path: Path, files: FakeHub) -> None:
+    save_tiny_gguf(files.folder / "deep" / "m-Q4_1.gguf")
+    files.offered = {"deep/m-Q4_1.gguf", "m-Q8_0.gguf"}
+    for _ in range(2):
+        ref = resolve_model("gguf:owner/name/deep/m-Q4_1.gguf", cache_dir=tmp_path, offline=False)
+        assert (ref.name, ref.packaging) == ("m-Q4_1", "gguf")
+        assert ref.source == "gguf:owner/name/deep/m-Q4_1.gguf"
+        assert load_checkpoint(ref).context == 512
+    assert files.fetched == ["deep/m-Q4_1.gguf"]
+
+
+def test_all_parts_of_a_split_file_are_fetched(tmp_path: Path, files: FakeHub) -> None:
+    save_tiny_gguf(files.folder / "m.gguf", parts=3)
+    files.offered = {path.name for path in files.folder.iterdir()}
+    ref = resolve_model("gguf:owner/name/m-00002-of-00003.gguf", cache_dir=tmp_path, offline=False)
+    assert len(files.fetched) == 3
+    assert load_checkpoint(ref).name == "m"
+
+
+def test_a_file_that_the_hub_has_not_is_named(tmp_path: Path, files: FakeHub) -> None:
+    with pytest.raises(ModelNotFound, match=r"repository owner/name has no file m\.gguf"):
+        resolve_model("gguf:owner/name/m.gguf", cache_dir=tmp_path, offline=False)
+    with pytest.raises(DownloadError, match=r"owner/name/m\.gguf is not in the local cache"):
+        resolve_model("gguf:owner/name/m.gguf", cache_dir=tmp_path, offline=True)
+    assert files.fetched == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "m.gguf", "owner/m.gguf", "owner/name", "owner/name/m.bin", "owner/name/../m.gguf", "a//b/m.gguf"],
+)
+def test_a_name_that_is_no_file_of_the_hub_is_refused(tmp_path: Path, files: FakeHub, name: str) -> None:
+    with pytest.raises(ModelNotFound, match="does not name a GGUF file of the hub") as refusal:
+        resolve_model(f"gguf:{name}", cache_dir=tmp_path, offline=False)
+    assert "gguf:owner/repository/file.gguf" in refusal.value.next_step
+
+
+def test_a_hub_repository_of_gguf_files_leads_to_its_files(
+    tmp_path: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(*_: object, local_files_only: bool = False, **__: object) -> str:
+        if local_files_only:
+            raise LocalEntryNotFoundError("no")
+        return str(tmp_path)
+
+    monkeypatch.setattr("mlx_dspark.catalog.hub.snapshot_download", download)
+    with pytest.raises(BadCheckpoint, match="a/b has no config") as refusal:
+        resolve_model("a/b", cache_dir=hub, offline=False)
+    assert "gguf:a/b/" in refusal.value.next_step
 
 
 def test_a_file_that_is_no_model_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
 import pytest
+from gguf import GGMLQuantizationType
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 
@@ -18,7 +19,8 @@ from mlx_dspark.catalog.resolve import resolve_model
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from tests.tiny import save_tiny
-from tests.tiny_gguf import save_tiny_gguf
+from tests.tiny_gguf import WIDE, save_tiny_gguf
+from tests.tiny_sentencepiece import sentencepiece_keys
 
 TEXTS = ["Tell me about 12 cafés.", "def print(self):", "日本 and the world"]
 
@@ -50,7 +52,17 @@ def assert_equal_in_stock_mlx_lm(checkpoint: Checkpoint, folder: Path, tokens: i
         assert greedy(model, prompt, tokens) == greedy(checkpoint.model, prompt, tokens)
 
 
-@pytest.mark.parametrize("form", [{}, {"tie_word_embeddings": False}])
+GGUF_FORMS = [
+    {},
+    {"tie_word_embeddings": False},
+    {"family": "qwen2", "matrices": GGMLQuantizationType.Q5_1},
+    {"family": "gemma3_text", "query_pre_attn_scalar": 64, "matrices": GGMLQuantizationType.Q6_K, **WIDE},
+    {"metadata": sentencepiece_keys(leads=True), "without": ("tokenizer.ggml.merges",)},
+    {"metadata": sentencepiece_keys(leads=False), "matrices": GGMLQuantizationType.BF16},
+]
+
+
+@pytest.mark.parametrize("form", GGUF_FORMS)
 def test_a_gguf_export_equals_its_checkpoint(tmp_path: Path, form: dict[str, Any]) -> None:
     save_tiny_gguf(tmp_path / "tiny.gguf", **form)
     checkpoint = load(tmp_path / "tiny.gguf")
