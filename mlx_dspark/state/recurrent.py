@@ -129,6 +129,12 @@ class RecurrentState:
         """Whether nothing was ever written: what the arrays look like is not known yet."""
         return self._held is None
 
+    @property
+    def starting(self) -> list[bool]:
+        """Whether each row is at the beginning of its text in the round being written."""
+        assert self._open, "a forward needs an open transaction"
+        return [base == 0 for base in self._open[-1].span.base]
+
     def before(self, *empty: tuple[Sequence[int], mx.Dtype]) -> Arrays:
         """The arrays that the round being written starts from; `empty` gives shape (without rows) and type
         of each, which begin as zeros."""
@@ -224,6 +230,10 @@ class RecurrentRow(RecurrentState):
     @property
     def untouched(self) -> bool:
         return self._state.untouched
+
+    @property
+    def starting(self) -> list[bool]:
+        return self._state.starting[self._row : self._row + 1]
 
     def before(self, *empty: tuple[Sequence[int], mx.Dtype]) -> Arrays:
         return _row_of(self._state.before(*empty), self._row)

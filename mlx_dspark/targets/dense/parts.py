@@ -13,7 +13,7 @@ import mlx.nn as nn
 Head = Callable[[mx.array], mx.array]
 
 _BODIES = ("model", "backbone", "transformer")
-_TABLES = ("embed_tokens", "embeddings", "embedding", "embed", "wte", "tok_embeddings")
+_TABLES = ("embed_tokens", "embeddings", "embedding", "embed", "wte", "tok_embeddings", "word_embeddings")
 _HEADS = ("lm_head", "output", "embed_out")
 _WRAPPED = "language_model"
 _FOREIGN = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
