@@ -41,6 +41,7 @@ class TargetSpec:
     vocab: int
     hidden: int
     layers: int
+    """How many layers a token goes through: of a looped model, as often as they are run."""
     context: int
     name: str = ""
     lazy: bool = True

@@ -23,7 +23,7 @@ from mlx_dspark.catalog.gguf.layouts import gguf_config
 from mlx_dspark.catalog.gguf.model import build_model, load_weights
 from mlx_dspark.catalog.gguf.tokenizer import gguf_tokenizer
 from mlx_dspark.catalog.gguf.weights import Requantized, float_type
-from mlx_dspark.catalog.integrity import content_hash
+from mlx_dspark.catalog.integrity import content_fingerprint, content_hash
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
 from mlx_dspark.compat.tokenizers_errors import tokenizer_errors
@@ -60,6 +60,11 @@ class Checkpoint:
     def content_hash(self) -> str:
         """Names weights and config by their content alone; reads the files whole when first asked for."""
         return content_hash(self.files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Tells the weights and config apart from others by samples of their content, in a moment."""
+        return content_fingerprint(self.files)
 
 
 def load_checkpoint(

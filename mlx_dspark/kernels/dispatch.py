@@ -28,6 +28,10 @@ STOCK = "stock"
 CHOICES = ("blocks", "dense", STOCK)
 
 
+_LEAST = 16
+"""Matrices of fewer inputs stay as they are: model code may read and replace the weights of such."""
+
+
 @dataclass(frozen=True)
 class CpuWeightsReport:
     """How the CPU back end holds a model's weights, and why.
@@ -167,7 +171,7 @@ def _install(model: nn.Module, sources: dict[str, Source], way: Way) -> dict[str
     modules = dict(model.named_modules())
     while sources:
         name, source = sources.popitem()
-        refusal = way.refusal(source)
+        refusal = way.refusal(source) if source.inputs >= _LEAST else "too small to gain anything"
         if refusal is not None:
             left[name] = refusal
             continue

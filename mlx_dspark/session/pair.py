@@ -13,6 +13,7 @@ from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.session import Session
+from mlx_dspark.session.trust import refuse_untrusted
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.gguf.weights import Requantized
@@ -100,6 +101,15 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
     )
     if drafter is not None:
         drafter.bind(target)
+    refuse_untrusted(
+        target,
+        checkpoint,
+        drafter,
+        called=str(settings.drafter or "that is shipped with the model"),
+        max_batch=settings.max_batch,
+        cache_dir=cache_dir,
+        progress=report,
+    )
     if model is not None and target.report is not None and target.report.choice is not None:
         model.hold_weights(target.report.choice, cache_dir)
     return Parts(

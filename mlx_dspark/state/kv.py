@@ -33,6 +33,10 @@ class GrowingRow:
             self.buffers = tuple(_grown(old, each, at, end) for old, each in pairs)
         for buffer, each in zip(self.buffers, new, strict=True):
             buffer[..., at:end, :] = each
+        return self.read(end)
+
+    def read(self, end: int) -> tuple[mx.array, ...]:
+        """The positions before `end`."""
         return tuple(buffer[..., :end, :] for buffer in self.buffers)
 
 
@@ -79,12 +83,52 @@ class KVState:
         pairs = [self.write(i, keys[i : i + 1], values[i : i + 1]) for i in range(len(self._rows))]
         return RowArrays(pair[0] for pair in pairs), RowArrays(pair[1] for pair in pairs)
 
+    def keys_and_values(self) -> tuple[Any, ...]:
+        """What `update_and_fetch` gave for the newest transaction, for layers that share it."""
+        if len(self._rows) == 1:
+            return self.read(0)
+        pairs = [self.read(i) for i in range(len(self._rows))]
+        return RowArrays(pair[0] for pair in pairs), RowArrays(pair[1] for pair in pairs)
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         if len(self._rows) == 1:
             return self.mask(0, N, return_array, window_size)
         if window_size is None and not return_array:
             return None if N == 1 else "causal"
         return RowMasks(self.mask(row, N, return_array, window_size) for row in range(len(self._rows)))
+
+    @property
+    def keys(self) -> mx.array:
+        """The buffer of keys, of one row. Model code may put another array of the same numbers there."""
+        return self.buffer(self._only(), 0)
+
+    @keys.setter
+    def keys(self, buffer: mx.array) -> None:
+        self.put_buffer(self._only(), 0, buffer)
+
+    @property
+    def values(self) -> mx.array:
+        """As `keys`; of layers that keep no values, these may be anything."""
+        return self.buffer(self._only(), 1)
+
+    @values.setter
+    def values(self, buffer: mx.array) -> None:
+        self.put_buffer(self._only(), 1, buffer)
+
+    def _only(self) -> int:
+        if len(self._rows) > 1:
+            raise AttributeError("several rows have buffers of their own")
+        return 0
+
+    def buffer(self, row: int, which: int) -> mx.array:
+        """Keys (0) or values (1) of a row, with the room behind them."""
+        return self._rows[row].buffers[which]
+
+    def put_buffer(self, row: int, which: int, buffer: mx.array) -> None:
+        """Take an array of the same shape for a row's keys (0) or values (1)."""
+        buffers = list(self._rows[row].buffers)
+        buffers[which] = buffer
+        self._rows[row].buffers = tuple(buffers)
 
     def base(self, row: int) -> int:
         """The first position that the newest transaction writes of this row."""
@@ -96,6 +140,11 @@ class KVState:
         assert self._span is not None, "a forward needs an open transaction"
         assert keys.shape[2] == self._span.width
         return self._rows[row].write(self._span.base[row], (keys, values))
+
+    def read(self, row: int) -> tuple[Any, ...]:
+        """As `keys_and_values`, for one row."""
+        assert self._span is not None, "a forward needs an open transaction"
+        return self._rows[row].read(self._span.base[row] + self._span.width)
 
     def mask(self, row: int, width: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """As `make_mask`, for one row."""

@@ -39,6 +39,10 @@ class QuantizedKVState(KVState):
         held = self._rows[row].write(self._span.base[row], tuple(packed))
         return held[:3], held[3:]
 
+    def read(self, row: int) -> tuple[Any, ...]:
+        held = super().read(row)
+        return held[:3], held[3:]
+
 
 def check_head_size(size: int) -> None:
     """Raises UnsupportedModel for heads that do not divide into groups."""

@@ -63,7 +63,14 @@ class RectangleKV:
             at = span.positions
             self._keys = mx.put_along_axis(self._keys, mx.broadcast_to(at, keys.shape), keys, axis=2)
             self._values = mx.put_along_axis(self._values, mx.broadcast_to(at, values.shape), values, axis=2)
-        reach = _rounded(span.end, BLOCK)
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """What `update_and_fetch` gave for the newest transaction, for layers that share it."""
+        assert self._span is not None, "a forward needs an open transaction"
+        assert self._keys is not None
+        assert self._values is not None
+        reach = _rounded(self._span.end, BLOCK)
         return self._keys[:, :, :reach], self._values[:, :, :reach]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array:

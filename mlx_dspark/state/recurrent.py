@@ -110,17 +110,30 @@ class RecurrentState:
     """Arrays `[rows, ...]` of one layer, stacked over rows. Only the depths they were captured at can be
     restored.
 
-    Model code sees a cache without mask and offset. Positions past a row's own in a ragged round, like
-    rejected drafts, come after the ones that count and are never kept, so a forward needs no mask.
+    `slots` is how many arrays mlx-lm's cache for the layer has. Model code sees a cache without mask and
+    offset. Positions past a row's own in a ragged round, like rejected drafts, come after the ones that count
+    and are never kept, so a forward needs no mask.
     Arrays are never written to: each round makes new ones.
     """
 
-    def __init__(self, n: int = 1) -> None:
+    def __init__(self, n: int = 1, *, slots: int = 0) -> None:
         self._n = n
+        self.slots = slots
         self._held: Arrays | None = None
         self._open: deque[_Round] = deque()
 
     # mixers --------------------------------------------------------------------------------------
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was ever written: what the arrays look like is not known yet."""
+        return self._held is None
+
+    @property
+    def starting(self) -> list[bool]:
+        """Whether each row is at the beginning of its text in the round being written."""
+        assert self._open, "a forward needs an open transaction"
+        return [base == 0 for base in self._open[-1].span.base]
 
     def before(self, *empty: tuple[Sequence[int], mx.Dtype]) -> Arrays:
         """The arrays that the round being written starts from; `empty` gives shape (without rows) and type
@@ -195,3 +208,56 @@ class RecurrentState:
         if self._held is not None or other._held is None:
             return self._held
         return tuple(mx.zeros((self._n, *array.shape[1:]), array.dtype) for array in other._held)
+
+
+class RecurrentRow(RecurrentState):
+    """One row of a RecurrentState in its newest transaction, for model code that takes one at a time.
+
+    What the rows write reaches the state when the last of them has written.
+    """
+
+    def __init__(self, state: RecurrentState, row: int, written: dict[int, tuple[Arrays, Replay]]) -> None:
+        super().__init__(1, slots=state.slots)
+        self._state = state
+        self._row = row
+        self._written = written
+
+    @classmethod
+    def all_of(cls, state: RecurrentState) -> list[RecurrentRow]:
+        written: dict[int, tuple[Arrays, Replay]] = {}
+        return [cls(state, row, written) for row in range(state._n)]
+
+    @property
+    def untouched(self) -> bool:
+        return self._state.untouched
+
+    @property
+    def starting(self) -> list[bool]:
+        return self._state.starting[self._row : self._row + 1]
+
+    def before(self, *empty: tuple[Sequence[int], mx.Dtype]) -> Arrays:
+        return _row_of(self._state.before(*empty), self._row)
+
+    def write(self, after: Arrays, replay: Replay) -> None:
+        self._written[self._row] = after, replay
+        if len(self._written) < self._state._n:
+            return
+        rows = [self._written[row] for row in range(len(self._written))]
+
+        def replay_each(before: Arrays, kept: Kept) -> Arrays:
+            parts = [
+                replay(_row_of(before, row), Kept([length])) if length else _row_of(before, row)
+                for row, (length, (_, replay)) in enumerate(zip(kept.lengths, rows, strict=True))
+            ]
+            return stacked(parts)
+
+        self._state.write(stacked([after for after, _ in rows]), replay_each)
+
+
+def _row_of(arrays: Arrays, row: int) -> Arrays:
+    return tuple(array[row : row + 1] for array in arrays)
+
+
+def stacked(rows: Sequence[Arrays]) -> Arrays:
+    """The arrays of several rows as those of a batch."""
+    return tuple(mx.concatenate(list(parts)) for parts in zip(*rows, strict=True))

@@ -55,10 +55,17 @@ class Transaction:
 
 class RowStates:
     """Layer states of some rows. `depth[r]` counts the committed tokens of row `r`; the list itself is never
-    changed, only replaced."""
+    changed, only replaced.
 
-    def __init__(self, layers: Sequence[LayerState], n: int = 1) -> None:
+    `groups` says how mlx-lm's list of caches is made of the layers, in their order: None is a layer by
+    itself, a number so many of them in a tuple.
+    """
+
+    def __init__(
+        self, layers: Sequence[LayerState], n: int = 1, *, groups: Sequence[int | None] | None = None
+    ) -> None:
         self.layers = list(layers)
+        self._groups = [None] * len(self.layers) if groups is None else list(groups)
         self.depth = [0] * n
         self._open: deque[Transaction] = deque()
 
@@ -68,7 +75,14 @@ class RowStates:
     @property
     def cache(self) -> list[Any]:
         """The layers as the list of caches that mlx-lm model code expects."""
-        return self.layers
+        return self.arranged(self.layers)
+
+    def arranged(self, layers: Sequence[Any]) -> list[Any]:
+        """What stands for each layer, as the list of caches that mlx-lm model code expects."""
+        rest = iter(layers)
+        return [
+            next(rest) if size is None else tuple(next(rest) for _ in range(size)) for size in self._groups
+        ]
 
     def begin(self, width: int) -> Transaction:
         """Open a transaction of `width` positions per row; at most two may be open."""

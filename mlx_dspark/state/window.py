@@ -109,12 +109,18 @@ class WindowState:
         pairs = [self.write(i, keys[i : i + 1], values[i : i + 1]) for i in range(len(self._rows))]
         return RowArrays(pair[0] for pair in pairs), RowArrays(pair[1] for pair in pairs)
 
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What `update_and_fetch` gave for the newest transaction, for layers that share it."""
+        if len(self._rows) == 1:
+            return self.read(0)
+        pairs = [self.read(i) for i in range(len(self._rows))]
+        return RowArrays(pair[0] for pair in pairs), RowArrays(pair[1] for pair in pairs)
+
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """None, "causal" or booleans `[N, keys]`; for rows that differ, RowMasks of these.
 
         Raises UnsupportedModel for a `window_size` beyond the state's own.
         """
-        assert self._span is not None, "a forward needs an open transaction"
         assert self._span is not None, "a forward needs an open transaction"
         held = [min(base, self.window - 1) for base in self._span.base]
         made = {each: self.mask(row, N, return_array, window_size) for row, each in enumerate(held)}
@@ -132,6 +138,12 @@ class WindowState:
         assert keys.shape[2] == self._span.width
         at, needed = self._span.base[row], self._seen_from(self._depth[row] - self.slack)
         self._rows[row].write(at, keys, values, needed=needed)
+        return self.read(row)
+
+    def read(self, row: int) -> tuple[Any, Any]:
+        """As `keys_and_values`, for one row."""
+        assert self._span is not None, "a forward needs an open transaction"
+        at = self._span.base[row]
         return self._rows[row].read(self._seen_from(at), at + self._span.width)
 
     def mask(self, row: int, width: int, return_array: bool = False, window_size: int | None = None) -> Any:

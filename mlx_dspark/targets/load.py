@@ -16,7 +16,7 @@ from mlx_dspark.contracts import TargetSpec
 from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.kernels.dispatch import STOCK, CpuWeightsReport, install_cpu_weights
 from mlx_dspark.state.quantized import cannot_quantize
-from mlx_dspark.targets.dense.parts import text_model
+from mlx_dspark.targets.dense.parts import body_of, text_model
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.states import state_plan
 
@@ -88,20 +88,19 @@ def target_of(
     logits.
     """
     model = text_model(model)
-    settings, body = text_config(config), getattr(model, "model", None)
+    settings = text_config(config)
     plan = state_plan(model, settings, kv_bits=kv_bits)
     spec = TargetSpec(
         architecture=str(settings.get("model_type", "")),
         vocab=int(settings.get("vocab_size") or _width(model, "vocab_size", config)),
-        hidden=int(settings.get("hidden_size") or _width(body, "hidden_size", config)),
+        hidden=_hidden(settings) or _width(body_of(model), "hidden_size", config),
         layers=len(model.layers),  # type: ignore[attr-defined]
         context=context or int(settings.get("max_position_embeddings", 0)) or 1 << 20,
         name=name,
         lazy=weights is None or weights.choice in (None, STOCK),
     )
     target = DenseTarget(model, spec, plan, weights=weights)
-    if not plan.growing:
-        _try_states(target, quantized=kv_bits is not None)
+    _try_states(target, quantized=kv_bits is not None)
     return target
 
 
@@ -120,6 +119,12 @@ def _try_states(target: DenseTarget, *, quantized: bool) -> None:
             "Choose another model.",
             field="model_type",
         ) from error
+
+
+def _hidden(settings: dict[str, Any]) -> int:
+    """The width of the residual stream by one of the names that configs have for it, or 0."""
+    named = (settings.get(name) for name in ("hidden_size", "model_dim", "d_model", "n_embd", "hidden_dim"))
+    return next((width for width in named if isinstance(width, int)), 0)
 
 
 def _width(module: Any, name: str, config: dict[str, Any]) -> int:

@@ -1,13 +1,14 @@
 """Recurrent mixers of mlx-lm's models, made to work on states that can be taken back.
 
 A mixer object gets a subclass of its own class. On our state its call is ours, which computes the same and
-leaves a tape; with any other cache, or none, the model's own call runs, so that one stays the authority.
+leaves a tape, or its own, which is run again to take a part back; with any other cache, or none, the model's
+own call runs, so that one stays the authority.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -16,9 +17,10 @@ import mlx.nn as nn
 
 from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.state.recurrent import RecurrentState
-from mlx_dspark.targets.faithful import mixer_is_faithful
+from mlx_dspark.targets.faithful.mixers import mixer_is_faithful
 from mlx_dspark.targets.gated_delta.mixer import qwen3_5_delta_net, qwen3_next_delta_net
 from mlx_dspark.targets.mamba2.mixer import mamba2
+from mlx_dspark.targets.rerun.mixer import rerun
 from mlx_dspark.targets.shortconv.mixer import short_conv
 
 Mixer = Callable[[Any, mx.array, RecurrentState], mx.array]
@@ -32,17 +34,42 @@ MIXERS: dict[str, Mixer] = {
 }
 """By module and class in `mlx_lm.models`."""
 
+RERUN = frozenset(
+    {
+        "bailing_hybrid.LinearAttention",
+        "bailing_moe_linear.LinearAttention",
+        "bailing_moe_v3.BailingKDA",
+        "falcon_h1.FalconH1Mixer",
+        "gear.ConvKVGatedMixer",
+        "granitemoehybrid.GraniteMoeHybridMamba2Mixer",
+        "jamba.JambaMambaMixer",
+        "kimi_k3.KimiK3DeltaAttention",
+        "kimi_linear.KimiDeltaAttention",
+        "mamba.MambaBlock",
+        "mamba2.Mamba2Block",
+        "olmo_hybrid.GatedDeltaNet",
+        "plamo2.Mamba",
+        "recurrent_gemma.RecurrentBlock",
+        "rwkv7.Rwkv7Layer",
+    }
+)
+"""Those that are run again: whatever takes the cache, and reads and writes nothing else of it."""
+
 _HOME = "mlx_lm.models."
 
 
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__name__}".removeprefix(_HOME)
+
+
 def _mixer_of(kind: type) -> Mixer | None:
-    return MIXERS.get(f"{kind.__module__}.{kind.__name__}".removeprefix(_HOME))
+    return MIXERS.get(_name_of(kind))
 
 
 def taped_mixers(model: nn.Module) -> int:
     """How many mixers of `model` can work, or work already, on a RecurrentState."""
     kinds = [type(module) for module in model.modules()]
-    return sum(hasattr(kind, "taped") or _mixer_of(kind) is not None for kind in kinds)
+    return sum(hasattr(kind, "taped") or _name_of(kind) in {*MIXERS, *RERUN} for kind in kinds)
 
 
 def place_mixers(model: nn.Module) -> None:
@@ -53,7 +80,9 @@ def place_mixers(model: nn.Module) -> None:
     placed: dict[type, Any] = {}
     for module in model.modules():
         mixer = _mixer_of(type(module))
-        if mixer is not None:
+        if _name_of(type(module)) in RERUN:
+            module.__class__ = _rerun(type(module))
+        elif mixer is not None:
             module.__class__ = _taped(type(module), mixer)
             placed[type(module)] = module
     for kind, module in placed.items():
@@ -82,3 +111,16 @@ def _taped(kind: type[nn.Module], mixer: Mixer) -> type[nn.Module]:
 
     body = {"__call__": call, "__module__": kind.__module__, "taped": True}
     return type(f"Taped{kind.__name__}", (kind,), body)
+
+
+@cache
+def _rerun(kind: type[nn.Module]) -> type[nn.Module]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        state = next((each for each in (*args, *kwargs.values()) if isinstance(each, RecurrentState)), None)
+        if state is None:
+            return kind.__call__(self, *args, **kwargs)  # type: ignore[operator]
+        given = [*((None, value) for value in args), *kwargs.items()]
+        return rerun(partial(kind.__call__, self), state, given)  # type: ignore[operator]
+
+    body = {"__call__": call, "__module__": kind.__module__, "taped": True}
+    return type(f"Rerun{kind.__name__}", (kind,), body)

@@ -10,11 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    KVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
 
 from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.kernels.attention import Attention, masked_attention
 from mlx_dspark.state.base import LayerState
+from mlx_dspark.state.chunked import ChunkedState
 from mlx_dspark.state.kv import KVState
 from mlx_dspark.state.quantized import QuantizedKVState, cannot_quantize, check_head_size
 from mlx_dspark.state.rectangle import RectangleKV
@@ -27,6 +35,8 @@ from mlx_dspark.targets.mixers import place_mixers, taped_mixers
 @dataclass(frozen=True)
 class Slot:
     """One cache of a model: `index` in the list that mlx-lm makes, which may be shorter than the layers.
+
+    Lists of caches in that list count as what they hold.
 
     `kv_bits`: growing keys and values are to be quantized to so many; None leaves them as they are.
     """
@@ -90,8 +100,14 @@ def _window(slot: Slot) -> Maker:
     return lambda n, attention: WindowState(n, attention, window=cache.max_size)
 
 
+def _chunked(slot: Slot) -> Maker:
+    if slot.kv_bits is not None:
+        raise cannot_quantize("it attends within chunks, whose states (ChunkedKVCache) are held in full")
+    return ChunkedState
+
+
 def _recurrent(slot: Slot) -> Maker:
-    caches = make_prompt_cache(slot.model)
+    caches, _ = _flat(make_prompt_cache(slot.model))
     if taped_mixers(slot.model) != sum(isinstance(cache, ArraysCache) for cache in caches):
         raise UnsupportedModel(
             f"This {slot.config.get('model_type')} model has recurrent layers of a kind that this version "
@@ -99,28 +115,41 @@ def _recurrent(slot: Slot) -> Maker:
             "Choose another model.",
             field="model_type",
         )
-    return lambda n, attention: RecurrentState(n)
+    return lambda n, attention: RecurrentState(n, slots=len(slot.cache.cache))
 
 
 KINDS: dict[type, Kind] = {
     KVCache: Kind(_growing),
     RotatingKVCache: Kind(_window),
+    ChunkedKVCache: Kind(_chunked),
     ArraysCache: Kind(_recurrent, place_mixers),
 }
 """By the exact class of the cache; what is not here is refused."""
 
+UNEVEN = {
+    "phi3small": "which keys a token sees in its block-sparse layers depends on the tokens fed beside it",
+}
+"""Models, by type, whose code does not give a text the same logits however it is cut into rounds, and why."""
+
+
+def _flat(caches: list[Any]) -> tuple[list[Any], list[int | None]]:
+    """The caches with lists of them opened, and how those are put together again: see RowStates."""
+    flat: list[Any] = []
+    groups: list[int | None] = []
+    for cache in caches:
+        inner = list(cache.caches) if type(cache) is CacheList else [cache]
+        flat += inner
+        groups.append(len(inner) if type(cache) is CacheList else None)
+    return flat, groups
+
 
 class StatePlan:
-    """The states of a model, one for each of mlx-lm's caches, in their order."""
+    """The states of a model, one for each of mlx-lm's caches, in their order; `groups` is as in RowStates."""
 
-    def __init__(self, makers: list[Maker], kinds: list[Kind]) -> None:
+    def __init__(self, makers: list[Maker], kinds: list[Kind], groups: list[int | None]) -> None:
+        self._groups = groups
         self._makers = makers
         self._kinds = kinds
-
-    @property
-    def growing(self) -> bool:
-        """Whether all are growing keys and values, held as they are."""
-        return all(maker is KVState for maker in self._makers)
 
     def place(self, model: nn.Module) -> None:
         """Make the layers of `model` fit their states."""
@@ -135,7 +164,7 @@ class StatePlan:
                 return RectangleKV(n, masked_attention())
             return maker(n, attention)
 
-        return RowStates([made(maker) for maker in self._makers], n)
+        return RowStates([made(maker) for maker in self._makers], n, groups=self._groups)
 
 
 def state_plan(model: nn.Module, config: dict[str, Any], *, kv_bits: int | None = None) -> StatePlan:
@@ -144,7 +173,13 @@ def state_plan(model: nn.Module, config: dict[str, Any], *, kv_bits: int | None 
     `kv_bits` holds growing keys and values in so many bits. Raises UnsupportedModel when a layer keeps
     something that cannot be taken back, or not in few bits.
     """
-    caches = make_prompt_cache(model)
+    if reason := UNEVEN.get(str(config.get("model_type"))):
+        raise UnsupportedModel(
+            f"This {config['model_type']} model cannot be run in rounds of any length: {reason}.",
+            "Choose another model.",
+            field="model_type",
+        )
+    caches, groups = _flat(make_prompt_cache(model))
     unknown = {type(cache).__name__ for cache in caches if type(cache) not in KINDS}
     if unknown:
         raise UnsupportedModel(
@@ -157,4 +192,4 @@ def state_plan(model: nn.Module, config: dict[str, Any], *, kv_bits: int | None 
         raise cannot_quantize("no layer of it keeps all keys and values")
     slots = [Slot(cache, index, model, config, kv_bits) for index, cache in enumerate(caches)]
     kinds = [KINDS[type(slot.cache)] for slot in slots]
-    return StatePlan([kind.plan(slot) for kind, slot in zip(kinds, slots, strict=True)], kinds)
+    return StatePlan([kind.plan(slot) for kind, slot in zip(kinds, slots, strict=True)], kinds, groups)

@@ -98,6 +98,12 @@ KINDS = {
     "gated delta": _recurrent("gated delta"),
     "gated delta, replayed": _recurrent("gated delta, replayed"),
     "mamba2": _recurrent("mamba2"),
+    "mamba, run again": Kind(
+        lambda rows: RecurrentState(rows, slots=2), tiny_mixers.feed_again, _kv_held, rounded=True
+    ),
+    "gated delta, row by row": Kind(
+        RecurrentState, partial(tiny_mixers.feed_alone, "gated delta"), _kv_held, rounded=True
+    ),
 }
 
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -13,8 +13,9 @@ import mlx.nn as nn
 Head = Callable[[mx.array], mx.array]
 
 _BODIES = ("model", "backbone", "transformer")
-_TABLES = ("embed_tokens", "embeddings", "wte", "tok_embeddings")
+_TABLES = ("embed_tokens", "embeddings", "embedding", "embed", "wte", "tok_embeddings", "word_embeddings")
 _HEADS = ("lm_head", "output", "embed_out")
+_WRAPPED = "language_model"
 _FOREIGN = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -37,30 +38,57 @@ def text_model(model: nn.Module) -> nn.Module:
     return inner if isinstance(inner, nn.Module) and hasattr(inner, "layers") else model
 
 
+def body_of(model: Any) -> Any:
+    """What turns ids into what enters the vocabulary head, or None."""
+    return _first(_holder(model), _BODIES)
+
+
 def find_parts(
     model: Any, probe: mx.array, logits: mx.array, entering: mx.array | None, hidden: int
 ) -> Parts:
     """The parts of `model`, which gives `logits` for `probe` while `entering` goes into its first layer."""
-    body, raw = _first(model, _BODIES), _first(model, _HEADS)
-    table = _first(body, _TABLES)
-    raw = raw if raw is not None else getattr(table, "as_linear", None)
+    model = _holder(model)
+    body = _first(model, _BODIES)
+    table = _either(_first(body, _TABLES), _first(model, _TABLES))
+    raw = _either(_first(model, _HEADS), getattr(table, "as_linear", None))
     embed = _embed(body, table, probe, entering)
-    if body is None or raw is None:
-        return Parts(None, None, raw, False, embed)
-    leaving = body(probe, cache=None)
-    if not isinstance(leaving, mx.array) or leaving.shape[-1] != hidden:
-        return Parts(None, None, raw, False, embed)
-    if mx.array_equal(raw(leaving), logits).item():
+    whole = Parts(None, None, raw, False, embed)
+    leaving = _output(body, probe) if body is not None else None
+    if raw is None or leaving is None or leaving.shape != (*probe.shape, hidden):
+        return whole
+    if _gives(raw, leaving, logits):
         return Parts(body, raw, raw, True, embed)
     head = _without_body(model, body)
-    if _gives(head, leaving, logits):
+    if head is not None and _gives(head, leaving, logits):
         return Parts(body, head, raw, False, embed)
-    return Parts(None, None, raw, False, embed)
+    return whole
+
+
+def _holder(model: Any) -> Any:
+    """The module, `model` or one within it, that has the body and the head as its own attributes."""
+    for each in (model, getattr(model, _WRAPPED, None), getattr(_first(model, _BODIES), _WRAPPED, None)):
+        if isinstance(each, nn.Module) and _first(_first(each, _BODIES), _TABLES) is not None:
+            return each
+    return model
+
+
+def _output(body: Any, probe: mx.array) -> mx.array | None:
+    """What a body gives for ids, where it takes them alone and gives an array."""
+    try:
+        out = body(probe, cache=None)
+    except _FOREIGN:
+        return None
+    return out if isinstance(out, mx.array) else None
 
 
 def _first(owner: Any, names: tuple[str, ...]) -> Any:
-    """The first of these attributes that is there."""
-    return next((each for name in names if (each := getattr(owner, name, None)) is not None), None)
+    """The first of these attributes that is there and can be called."""
+    return next((each for name in names if callable(each := getattr(owner, name, None))), None)
+
+
+def _either(first: Any, second: Any) -> Any:
+    """A module without parameters is an empty dict: what is there is told by None alone."""
+    return second if first is None else first
 
 
 class _Leaving:
@@ -76,11 +104,15 @@ class _Leaving:
         return getattr(self._body, name)
 
 
-def _without_body(model: Any, body: Any) -> Head:
-    """What `model` does after its body: its head, with the multiplier or soft cap that may follow."""
+def _without_body(model: Any, body: Any) -> Head | None:
+    """What `model` does after its body: its head, with the multiplier or soft cap that may follow. None where
+    the body cannot be taken out."""
     shell = copy.copy(model)
     name = next(name for name in _BODIES if getattr(model, name, None) is body)
-    setattr(shell, name, _Leaving(body))
+    try:
+        setattr(shell, name, _Leaving(body))
+    except AttributeError:
+        return None
     return shell
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import make_prompt_cache
 
 from mlx_dspark.contracts import Forward, Logits, TargetSpec
 from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
@@ -50,11 +52,29 @@ class DenseTarget:
         install_row_attention(model)
         self._taps = tap_layers(model.layers)  # type: ignore[attr-defined]
         probe = mx.array([[spec.vocab // 4, spec.vocab // 3, spec.vocab // 2]])
-        with self._taps.recording((-1,)):
-            logits = self.model(probe)
-            entering = self._taps.seen(-1)
+        logits, entering = self._first_forward(probe)
+        if self._taps.passes > 1:
+            self.spec = replace(spec, layers=spec.layers * self._taps.passes)
         _refuse_not_finite(logits, spec)
         self._parts = find_parts(self.model, probe, logits, entering, spec.hidden)
+
+    def _first_forward(self, probe: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Logits of the probe, and what enters the first layer.
+
+        Raises UnsupportedModel where the model's code does not run on this device.
+        """
+        try:
+            with self._taps.recording((-1,)):
+                logits = self.model(probe)
+                mx.eval(logits)
+                return logits, self._taps.seen(-1)
+        except RuntimeError as error:
+            detail = str(error).partition("\n")[0].rstrip(". ")
+            raise UnsupportedModel(
+                f"The code of this {self.spec.architecture} model does not run on this device: {detail}.",
+                "Choose another model or another device.",
+                field="model_type",
+            ) from error
 
     def new_rows(self, n: int = 1, *, rectangle: bool = False) -> RowStates:
         rectangle = rectangle and self._run_together(rectangle=True)
@@ -93,6 +113,17 @@ class DenseTarget:
                 hidden = _positions(body(tokens, cache=cache), logits)
                 out = head(hidden) if hidden is not None else None
             return Forward(out, self._taps.features(taps))
+
+    def own_logits(self, tokens: mx.array) -> mx.array:
+        """Logits `[rows, width, vocab]` of whole texts by the model's own code on mlx-lm's own caches."""
+        with self._taps.recording(()):
+            return self.model(tokens, cache=make_prompt_cache(self.model))
+
+    @property
+    def state_kinds(self) -> list[str]:
+        """The kinds of states, sorted, with the number of bits where they are quantized."""
+        layers = self._plan.new_rows(1, self._attention).layers
+        return sorted({f"{type(layer).__name__}{getattr(layer, 'bits', '')}" for layer in layers})
 
     def _run_together(self, *, rectangle: bool) -> bool:
         """Whether the model's code takes several rows, found out when it is first asked."""

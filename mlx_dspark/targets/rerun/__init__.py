@@ -1,0 +1,1 @@
+"""Recurrent mixers of any kind, replayed by running them again."""
