@@ -26,6 +26,9 @@ from mlx_dspark.foundation.ranks import launched_rank
 FRAME = 1024
 """Bytes of a message's first part, its length included; most messages need no second."""
 
+_BACK_ENDS = ("[ring]", "[jaccl]", "[nccl]", "[mpi]", "[link]")
+"""What the messages of errors begin with when a collective call fails."""
+
 _LENGTH = 4
 _LONGEST = 1 << 28
 _ANSWER = 4096
@@ -42,7 +45,7 @@ class Link:
         self.numbers = count()
         self._forgotten: deque[int] = deque()
         self._lock = RLock()
-        self._in_step = True
+        self._in_step = False
         self._over = False
 
     # rank 0 --------------------------------------------------------------------------------------
@@ -58,7 +61,7 @@ class Link:
             if self._over or not self._in_step:
                 raise RanksLost("The other processes of this run are gone.", "Launch it again.")
             self._in_step = False
-            with _lost_explained():
+            with loss_explained():
                 yield
             self._in_step = True
 
@@ -91,21 +94,20 @@ class Link:
 
     def hear(self) -> Message:
         """Wait for the next message of rank 0. Raises RanksLost when there is none to come."""
-        with _lost_explained():
+        with loss_explained():
             first = self._sum(np.zeros(FRAME, np.uint8))
             length, data = int.from_bytes(first[:_LENGTH], "little"), first[_LENGTH:]
             if length > _LONGEST:
-                raise RuntimeError("a message without sense")
+                raise RuntimeError("[link] a message makes no sense")
             if length > len(data):
                 data += self._sum(np.zeros(length - len(data), np.uint8))
             try:
                 return json.loads(data[:length])
             except ValueError:
-                raise RuntimeError("a message without sense") from None
+                raise RuntimeError("[link] a message makes no sense") from None
 
     def outlast_rank_0(self) -> None:
-        """Wait until rank 0's process has ended, and keep silent about it: whoever ends last has MLX report on
-        standard error that it lost the other."""
+        """Wait until rank 0's process has ended, in silence: MLX says on standard error that it is gone."""
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 2)
         os.close(null)
@@ -119,8 +121,8 @@ class Link:
         mine = array if self.rank == 0 else mx.zeros_like(array)
         return mx.distributed.all_sum(mine, group=self.group)
 
-    def agree(self, about: Mapping[str, object], error: LoadError | Exception | None = None) -> None:
-        """Go on only when all ranks do, and say the same of what they have.
+    def agree(self, about: Mapping[str, object], error: Exception | None = None) -> None:
+        """Go on only when all ranks do, and say the same of what they have. The first thing that they do.
 
         Where one has an `error`, or says something else than rank 0, every rank raises: rank 0 its own error
         or LoadError naming the rank, the others FailedElsewhere, since rank 0 reports it.
@@ -130,6 +132,7 @@ class Link:
         answers = self._gather(mine)
         trouble = _trouble(answers)
         if trouble is None:
+            self._in_step = True
             return
         if self.rank:
             raise FailedElsewhere(*trouble)
@@ -139,7 +142,7 @@ class Link:
         data = json.dumps(mine, default=str).encode()
         assert len(data) <= _ANSWER
         row = mx.array(np.frombuffer(data.ljust(_ANSWER), np.uint8))[None]
-        with _lost_explained():
+        with loss_explained():
             rows = np.array(mx.distributed.all_gather(row, group=self.group))
         return [json.loads(bytes(row)) for row in rows]
 
@@ -164,11 +167,13 @@ def _trouble(answers: list[Message]) -> tuple[str, str] | None:
 
 
 @contextmanager
-def _lost_explained() -> Iterator[None]:
+def loss_explained() -> Iterator[None]:
     """What MLX raises when another process is gone, as RanksLost."""
     try:
         yield
     except RuntimeError as error:
+        if not str(error).startswith(_BACK_ENDS):
+            raise
         raise RanksLost(
             f"The connection to the other processes of this run is lost: {error}.",
             "See what the others say, and launch it again.",

@@ -14,7 +14,7 @@ from typing import NoReturn
 import mlx.core as mx
 
 from mlx_dspark.contracts import Drafter, Proposal, Target
-from mlx_dspark.distributed.link import Link, Message
+from mlx_dspark.distributed.link import Link, Message, loss_explained
 from mlx_dspark.engine.admit import new_batch
 from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.loop import Batch, Outcome, Round, VerifyLoop, pending_arrays
@@ -104,7 +104,8 @@ class Follower:
                 for number in told.get("forgotten", ()):
                     self._batches.pop(number, None)
                     self._rounds.pop(number, None)
-                self._obey(told)
+                with loss_explained():
+                    self._obey(told)
 
     def _obey(self, told: Message) -> None:
         number, batches = told.get("batch", -1), self._batches

@@ -100,7 +100,8 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
         link.agree({}, error)
         raise
     link.agree(_about(settings, read))
-    return _complete(settings, read, report, link)
+    with link.step():
+        return _complete(settings, read, report, link)
 
 
 def _refuse_over_ranks(settings: LoadSettings, link: Link) -> None:
