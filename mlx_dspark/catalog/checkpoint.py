@@ -72,21 +72,27 @@ def load_checkpoint(
     *,
     progress: Progress = silent,
     accept: Accept | None = None,
+    divide: Accept | None = None,
 ) -> Checkpoint:
     """Check and load a model.
 
     A folder keeps the number formats it is stored in; `catalog/gguf/blocks.py` says how those of a GGUF file
     are held, `catalog.gguf.weights.float_type` in which type its scales. `accept` sees the model and its
-    config before the weights are read, and may raise. Raises BadCheckpoint, UnsupportedModel or
+    config before the weights are read, and may raise. `divide` drops what this process does not hold of it:
+    of a folder before that is read, of a GGUF file afterwards. Raises BadCheckpoint, UnsupportedModel or
     RemoteCodeRefused.
     """
     progress(LoadProgress(f"reading {ref.name}", 0.0))
     if ref.packaging == "gguf":
-        return _load_gguf(ref, progress, accept)
-    checkpoint = _load_folder(ref)
-    if accept is not None:
-        accept(checkpoint.model, checkpoint.config)
-    _evaluate(checkpoint.model, ref.name, progress)
+        checkpoint = _load_gguf(ref, progress, accept)
+    else:
+        checkpoint = _load_folder(ref)
+        if accept is not None:
+            accept(checkpoint.model, checkpoint.config)
+    if divide is not None:
+        divide(checkpoint.model, checkpoint.config)
+    if divide is not None or ref.packaging != "gguf":
+        _evaluate(checkpoint.model, ref.name, progress)
     return checkpoint
 
 

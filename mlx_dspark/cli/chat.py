@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from mlx_dspark.chat.template import Message, has_template
+from mlx_dspark.cli.ranks import follow, follows
 from mlx_dspark.cli.show import (
     Progress,
     accept_length,
@@ -39,6 +40,8 @@ COMMANDS = ("/reset", "/stats", "/help", "/quit")
 
 def chat(loading: LoadSettings, answer: GenerateSettings) -> int:
     """Talk to a model; Ctrl-C stops an answer, Ctrl-D leaves."""
+    if follows():
+        return follow(loading)
     require_output()
     require_input()
     progress = Progress()

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
+from mlx_dspark.cli.ranks import refuse_ranks
 from mlx_dspark.cli.show import Progress, accept_length, closing_line, note, printing
 from mlx_dspark.cli.streams import require_output
 from mlx_dspark.foundation.errors import UsageError
@@ -32,6 +33,7 @@ def demo(loading: LoadSettings) -> int:
     """Answer a prompt, then race plain against speculative decoding on it."""
     from mlx_dspark.session.pair import load_parts
 
+    refuse_ranks("demo")
     if loading.mode == "baseline":
         raise UsageError(
             "mode is 'baseline', and the demo compares that with a mode that drafts.",

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mlx_dspark.chat.template import check_prompt, has_template
+from mlx_dspark.cli.ranks import follow, follows, refuse_input_without_end
 from mlx_dspark.cli.show import Progress, closing_line, note, open_session, printing
 from mlx_dspark.cli.streams import require_input, require_output
 from mlx_dspark.foundation.errors import EmptyPrompt, UsageError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 def generate(ask: AskSettings, loading: LoadSettings, answer: GenerateSettings) -> int:
     """Answer one prompt."""
+    if follows():
+        return follow(loading)
     if answer.logprobs is not None and not ask.json:
         raise UsageError(
             "logprobs is set, and only JSON output shows them.",
@@ -62,6 +65,7 @@ def _read(prompt: str) -> str:
     """The prompt, or standard input for `-`. Raises EmptyPrompt or RequestError."""
     if prompt != "-":
         return prompt
+    refuse_input_without_end()
     text = require_input().read()
     if not text.strip():
         raise EmptyPrompt(

@@ -17,7 +17,8 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from mlx_dspark._version import __version__
 from mlx_dspark.cli.flags import with_flags
 from mlx_dspark.cli.mistakes import explained
-from mlx_dspark.cli.show import Progress, complain, note
+from mlx_dspark.cli.ranks import refuse_ranks, report
+from mlx_dspark.cli.show import Progress, note
 from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
 from mlx_dspark.foundation.errors import DsparkError, UsageError
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
@@ -59,7 +60,7 @@ def _reported(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except DsparkError as error:
-        complain(error)
+        report(error)
         return error.exit_code
     except KeyboardInterrupt:
         note("")
@@ -139,6 +140,7 @@ def export(
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.foundation.paths import default_cache_dir
 
+    refuse_ranks("export")
     for name, given in (("MODEL", model), ("DIR", directory)):
         if not given:
             raise UsageError(f"{name} is empty.", "Name the model, then a folder that is new or empty.")

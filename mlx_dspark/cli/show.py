@@ -133,12 +133,12 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def complain(error: DsparkError) -> None:
+def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
     """An error as one sentence and a next step; a setting is called by its flag."""
     sentence, knob = error.sentence, _flags().get(error.field or "")
     if knob is not None and sentence.startswith(f"{knob.name} "):
         sentence = knob.flag + sentence.removeprefix(knob.name)
-    note(f"mlx-dspark: {sentence} {error.next_step}".rstrip())
+    note(f"{who}: {sentence} {error.next_step}".rstrip())
 
 
 def _flags() -> dict[str, Knob]:

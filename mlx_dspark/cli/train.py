@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mlx_dspark.cli.ranks import refuse_ranks
 from mlx_dspark.cli.show import Progress, note
 from mlx_dspark.foundation.settings import TrainSettings
 
@@ -16,6 +17,7 @@ def train(settings: TrainSettings) -> int:
     """Make a drafter for a model, from the model's own answers."""
     from mlx_dspark.train.run import run_training
 
+    refuse_ranks("train")
     progress = Progress()
     try:
         outcome = run_training(settings, progress=progress, emit=_Teller(progress))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from threading import Lock
 from time import perf_counter
@@ -27,7 +27,7 @@ class Engine:
     `cap` chooses how many drafts are verified; the drafter must be bound to the target already. `rectangle`
     holds the rows of a batch in one padded buffer, reads prompts together and lets several finished rows
     leave at once: the better way from some dozens of rows on. Threads may share an engine: their rounds take
-    turns. A `Scheduler` batches them instead.
+    turns. A `Scheduler` batches them instead. `loop` makes the loop, as `VerifyLoop` does.
     """
 
     def __init__(
@@ -38,13 +38,14 @@ class Engine:
         cap: CapPolicy | None = None,
         prefill_chunk: int = 512,
         rectangle: bool = False,
+        loop: Callable[..., VerifyLoop] = VerifyLoop,
     ) -> None:
         self.target = target
         self.drafter = drafter
         self._cap = cap if cap is not None else FixedCaps({})
         self._rectangle = rectangle
         self._lock = Lock()
-        self._loop = VerifyLoop(target, drafter, prefill_chunk=prefill_chunk)
+        self._loop = loop(target, drafter, prefill_chunk=prefill_chunk)
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError or ContextOverflow when the request cannot run on this target."""
@@ -131,6 +132,7 @@ class Engine:
         for index, request in requests:
             yield index, Started(len(request.prompt), 0, perf_counter())
         batch = new_batch(self.target, self.drafter, self._cap, requests, rectangle=self._rectangle)
+        batch = self._loop.adopt(batch)
         while not all(row.produced for row in batch.rows):
             yield from self._round(batch)
         return batch

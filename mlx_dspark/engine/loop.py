@@ -96,6 +96,10 @@ class VerifyLoop:
         self.taps = drafter.taps if drafter is not None else ()
         self.prefill_chunk = prefill_chunk
 
+    def adopt(self, batch: Batch) -> Batch:
+        """A new batch, ready for rounds of this loop."""
+        return batch
+
     # launch --------------------------------------------------------------------------------------
 
     def launch(self, batch: Batch) -> Round:
@@ -255,16 +259,17 @@ class VerifyLoop:
         """Wait for the round, commit what each row keeps, tell the drafter; returns the events, in order."""
         mx.eval(_results(round_) or batch.states.arrays())
         n = len(batch.rows)
-        outcome, reports = _Outcome.of(round_, n), _Reports(round_, n, perf_counter())
+        outcome, reports = Outcome.of(round_, n), _Reports(round_, n, perf_counter())
         keep, drafted, accepted = [0] * n, [0] * n, [0] * n
         events: list[tuple[int, EngineEvent]] = []
+        running = [not row.finished for row in batch.rows]
+        all_accepted, all_taken = self._settle(batch, round_, outcome)
         for r, row in enumerate(batch.rows):
-            if row.reason is not None:
+            if not running[r]:
                 continue
-            taken: list[int] = []
+            taken = all_taken[r]
             if round_.wants[r]:
-                taken = row.commit(outcome.committed(r))
-                drafted[r], accepted[r] = round_.lengths[r], min(outcome.accepted[r], len(taken))
+                drafted[r], accepted[r] = round_.lengths[r], min(all_accepted[r], len(taken))
                 if row.history is not None:
                     row.history = row.history.extended(mx.array(taken, dtype=mx.int32))
             keep[r] = round_.certain[r] + len(taken[:-1])
@@ -284,6 +289,20 @@ class VerifyLoop:
             seen = [row.tokens[depth : depth + kept] for row, depth, kept in fed]
             self.drafter.observe(batch.draft, Observation(seen, round_.features, drafted, accepted))
         return events
+
+    def _settle(self, batch: Batch, round_: Round, outcome: Outcome) -> tuple[list[int], list[list[int]]]:
+        """Per row: the drafts accepted, and the tokens it took, which may have ended it."""
+        taken = [
+            row.commit(outcome.committed(r)) if round_.wants[r] and not row.finished else []
+            for r, row in enumerate(batch.rows)
+        ]
+        return outcome.accepted, taken
+
+
+def pending_arrays(batch: Batch, round_: Round) -> list[mx.array]:
+    """Every array that a launched round is still to compute."""
+    features = [round_.features] if round_.features is not None else []
+    return [*_results(round_), *features, *batch.states.arrays()]
 
 
 def _feed(certain: list[list[int]], proposal: Proposal | None, lengths: Sequence[int]) -> mx.array:
@@ -327,7 +346,7 @@ def _results(round_: Round) -> list[mx.array]:
 
 
 @dataclass(frozen=True)
-class _Outcome:
+class Outcome:
     """A round's results as Python numbers; `drafts` is empty when no row drafted."""
 
     accepted: list[int]
@@ -337,7 +356,7 @@ class _Outcome:
     top: tuple[list, list] | None
 
     @classmethod
-    def of(cls, round_: Round, n: int) -> _Outcome:
+    def of(cls, round_: Round, n: int) -> Outcome:
         a = round_.acceptance
         if a is None:
             return cls([0] * n, [0] * n, [], None, None)

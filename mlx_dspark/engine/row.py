@@ -51,6 +51,12 @@ class Row:
         self.tokens += taken
         return taken
 
+    def take(self, tokens: Sequence[int], reason: FinishReason | None) -> None:
+        """Take tokens of which somebody else found whether they end the text."""
+        self.budget -= len(tokens)
+        self.tokens += tokens
+        self.reason = reason
+
     def _ending(self, token: int) -> FinishReason | None:
         if token in self.request.end_ids:
             return "stop"

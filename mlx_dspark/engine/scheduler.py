@@ -13,6 +13,7 @@ import atexit
 import traceback
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event, RLock, Thread, current_thread
@@ -79,8 +80,8 @@ class Scheduler:
     """Generates from one target, for up to `max_rows` requests at once, with at most one drafter.
 
     Submit from any thread. A row that runs alone takes the same path as in an `Engine`, launch-ahead
-    included. A request that fails, fails alone; an error that kills a round fails the rows of that round,
-    and the thread lives on.
+    included; `loop` makes its loop, as `VerifyLoop` does. A request that fails, fails alone; an error that
+    kills a round fails the rows of that round, and the thread lives on.
 
     Make it in the thread that loaded `target` and `drafter`, and evaluate nothing with them elsewhere. Ends
     with `close`, when it is dropped, or with the program.
@@ -94,6 +95,7 @@ class Scheduler:
         cap: CapPolicy | None = None,
         max_rows: int = 8,
         prefill_chunk: int = 512,
+        loop: Callable[..., VerifyLoop] = VerifyLoop,
     ) -> None:
         assert max_rows >= 1
         settle(target, drafter)
@@ -101,8 +103,8 @@ class Scheduler:
         self.drafter = drafter
         self.max_rows = max_rows
         self._post = _Post()
-        loop = VerifyLoop(target, drafter, prefill_chunk=prefill_chunk)
-        worker = _Worker(loop, cap if cap is not None else FixedCaps({}), max_rows, self._post)
+        rounds_of = loop(target, drafter, prefill_chunk=prefill_chunk)
+        worker = _Worker(rounds_of, cap if cap is not None else FixedCaps({}), max_rows, self._post)
         self._thread = Thread(target=worker.run, args=(mx.default_device(),), name="engine", daemon=True)
         _LIVE[self._thread] = self._post
         self._thread.start()
@@ -306,6 +308,7 @@ class _Worker:
             batch = new_batch(
                 self._loop.target, self._loop.drafter, self._cap, [(ticket.number, ticket.request)]
             )
+            batch = self._loop.adopt(batch)
         except Exception as error:  # noqa: BLE001
             self._finish(ticket, _detached(error))
             return

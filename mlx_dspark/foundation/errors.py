@@ -10,8 +10,10 @@ DsparkError
 │   ├── BadCheckpoint     a file is missing, truncated, damaged or has the wrong hash
 │   ├── UnsupportedModel  the architecture or packaging is not one we run
 │   ├── RemoteCodeRefused the folder carries Python code
-│   └── DrafterMismatch   the drafter was not made for this target
-└── DownloadError         a registry or hub cannot be reached, or answered wrongly
+│   ├── DrafterMismatch   the drafter was not made for this target
+│   └── FailedElsewhere   another process of the run cannot load it; rank 0 says why
+├── DownloadError         a registry or hub cannot be reached, or answered wrongly
+└── RanksLost             another process of the run is gone, or fell out of step
 
 The message is one sentence that names the field or file; `next_step` says what to do about it.
 """
@@ -83,5 +85,13 @@ class DrafterMismatch(LoadError):
     """The drafter and the target do not fit each other."""
 
 
+class FailedElsewhere(LoadError):
+    """Another process of the run cannot load what was asked for, and rank 0 reports it."""
+
+
 class DownloadError(DsparkError):
     """A registry or hub cannot be reached, or what it sent is not what was asked for."""
+
+
+class RanksLost(DsparkError):
+    """Another process of a run of several is gone, or the processes fell out of step."""

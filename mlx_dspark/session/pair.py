@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
+from mlx_dspark.foundation.errors import DrafterMismatch, DsparkError, UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
-from mlx_dspark.session.session import Session
+from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
 
 if TYPE_CHECKING:
+    from mlx_dspark.catalog.checkpoint import Checkpoint
     from mlx_dspark.catalog.gguf.weights import Requantized
     from mlx_dspark.catalog.progress import Progress
     from mlx_dspark.contracts import Drafter, Target
+    from mlx_dspark.distributed.link import Link
     from mlx_dspark.drafters.block import BlockDrafter
     from mlx_dspark.drafters.lookup import LookupDrafter
     from mlx_dspark.engine.caps import MaxDraft
@@ -42,20 +44,13 @@ class Parts:
     """How the weights are held, and why; None where nothing was placed."""
     requantized: Requantized | None = None
     """What weights lost that MLX cannot hold as they are stored; None for none."""
+    link: Link | None = None
+    """To the other processes that hold parts of the target; None where this one holds all of it."""
 
     def session(self) -> Session:
-        """An engine around the parts, ready to answer."""
-        from mlx_dspark.engine.caps import cap_policy
-        from mlx_dspark.engine.engine import Engine
-        from mlx_dspark.engine.scheduler import Scheduler
-
-        cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
-        if self.max_batch > 1:
-            engine = Scheduler(self.target, self.drafter, cap=cap, max_rows=self.max_batch)
-        else:
-            engine = Engine(self.target, self.drafter, cap=cap)
+        """An engine around the parts, ready to answer, or to follow rank 0."""
         return Session(
-            engine,
+            self._engine(),
             self.tokenizer,
             end_ids=self.end_ids,
             mode=self.mode,
@@ -63,39 +58,134 @@ class Parts:
             weights=self.weights,
             requantized=self.requantized,
             context=self.target.spec.context,
+            link=self.link,
         )
+
+    def _engine(self) -> StreamsEvents:
+        from mlx_dspark.engine.caps import cap_policy
+        from mlx_dspark.engine.engine import Engine
+        from mlx_dspark.engine.loop import VerifyLoop
+        from mlx_dspark.engine.scheduler import Scheduler
+
+        loop: Callable[..., VerifyLoop] = VerifyLoop
+        if self.link is not None:
+            from mlx_dspark.engine.follow import Follower, FollowLoop
+            from mlx_dspark.engine.lead import LeadLoop
+
+            if self.link.rank:
+                return Follower(FollowLoop(self.target, self.drafter, link=self.link), self.link)
+            loop = partial(LeadLoop, link=self.link)
+        cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
+        if self.max_batch > 1:
+            return Scheduler(self.target, self.drafter, cap=cap, max_rows=self.max_batch, loop=loop)
+        return Engine(self.target, self.drafter, cap=cap, loop=loop)
 
 
 def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Parts:
-    """Load what `settings` name. Raises UsageError, LoadError or DownloadError naming what is at fault."""
-    from mlx_dspark.catalog.checkpoint import load_checkpoint
+    """Load what `settings` name. Raises UsageError, LoadError or DownloadError naming what is at fault.
+
+    In a process that a launcher started as one of several, the target is split over them, and one that
+    cannot load makes all raise.
+    """
     from mlx_dspark.catalog.progress import silent
-    from mlx_dspark.catalog.resolve import resolve_model
-    from mlx_dspark.catalog.shipped import may_have_shipped_drafter, shipped_drafter
-    from mlx_dspark.targets.load import load_target, refuse_config, refuse_untracked_states
+    from mlx_dspark.foundation.ranks import launched_rank
 
     report = progress or silent
-    cache_dir = default_cache_dir()
+    if launched_rank() is None:
+        return _complete(settings, _read(settings, report, None), report, None)
+    from mlx_dspark.distributed.link import join_ranks
+
+    link = join_ranks()
+    if link is None:
+        return _complete(settings, _read(settings, report, None), report, None)
+    try:
+        _refuse_over_ranks(settings, link)
+        read = _read(settings, report, link)
+    except DsparkError as error:
+        link.agree({}, error)
+        raise
+    link.agree(_about(settings, read))
+    with link.step():
+        return _complete(settings, read, report, link)
+
+
+def _refuse_over_ranks(settings: LoadSettings, link: Link) -> None:
+    if settings.cpu_weights not in (None, "stock"):
+        raise UsageError(
+            f"cpu_weights is {settings.cpu_weights!r}, and weights that {link.size} processes share are held "
+            "in MLX's own way.",
+            "Leave it out.",
+            field="cpu_weights",
+        )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What was read from files, before anything is computed: the checkpoint, who drafts, and the mode."""
+
+    checkpoint: Checkpoint
+    drafter: Drafter | None
+    model: BlockDrafter | None
+    mode: str
+    shipped: bool
+
+
+def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
+    """What must be the same in all processes of a run."""
+    from mlx_dspark.distributed.versions import digest, versions
+
+    checkpoint = read.checkpoint
+    drafting = [str(source) for source in read.drafter.sources] if read.drafter is not None else []
+    return {
+        **versions(),
+        "model config": digest(checkpoint.config),
+        "model files": digest([(file.name, file.stat().st_size) for file in checkpoint.files]),
+        "drafter": digest(drafting),
+        "context": checkpoint.context,
+        "kv_bits": settings.kv_bits,
+    }
+
+
+def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
+    from mlx_dspark.catalog.checkpoint import load_checkpoint
+    from mlx_dspark.catalog.resolve import resolve_model
+    from mlx_dspark.catalog.shipped import may_have_shipped_drafter, shipped_drafter
+    from mlx_dspark.targets.load import divide_model, refuse_config, refuse_model
+
     named = None if settings.model is None else str(settings.model)
     may_ship = uses_shipped(settings) and may_have_shipped_drafter(named)
     if not may_ship:
         drafting_mode(settings)
+    ranks = 1 if link is None else link.size
     found = resolve_model(
         named,
-        cache_dir=cache_dir,
+        cache_dir=default_cache_dir(),
         trust_remote_code=settings.trust_remote_code,
         progress=report,
-        accept=partial(refuse_config, kv_bits=settings.kv_bits),
+        accept=partial(refuse_config, kv_bits=settings.kv_bits, ranks=ranks),
     )
     shipped = shipped_drafter(found) if may_ship else None
     drafting = drafting_mode(settings, has_shipped=shipped is not None)
     drafter, model, mode = _drafter(settings, drafting, shipped, report)
-    accept = partial(refuse_untracked_states, kv_bits=settings.kv_bits)
-    checkpoint = load_checkpoint(found, progress=report, accept=accept)
+    checkpoint = load_checkpoint(
+        found,
+        progress=report,
+        accept=partial(refuse_model, kv_bits=settings.kv_bits, ranks=ranks),
+        divide=None if link is None else partial(divide_model, group=link.group),
+    )
+    return _Read(checkpoint, drafter, model, mode, shipped is not None)
+
+
+def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link | None) -> Parts:
+    """Targets of several processes compute here, so from here on all of them must do the same."""
+    from mlx_dspark.targets.load import load_target
+
+    checkpoint, drafter, cache_dir = read.checkpoint, read.drafter, default_cache_dir()
     target = load_target(
         checkpoint,
         cpu_weights=settings.cpu_weights,
         kv_bits=settings.kv_bits,
+        ranks=1 if link is None else link.size,
         cache_dir=cache_dir,
         progress=report,
     )
@@ -107,23 +197,24 @@ def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Part
         drafter,
         called=str(settings.drafter or "that is shipped with the model"),
         max_batch=settings.max_batch,
-        cache_dir=cache_dir,
+        cache_dir=cache_dir if link is None else None,
         progress=report,
     )
-    if model is not None and target.report is not None and target.report.choice is not None:
-        model.hold_weights(target.report.choice, cache_dir)
+    if read.model is not None and target.report is not None and target.report.choice is not None:
+        read.model.hold_weights(target.report.choice, cache_dir)
     return Parts(
         target,
         checkpoint.tokenizer,
         drafter,
         checkpoint.config,
         frozenset(checkpoint.eos_token_ids),
-        mode,
+        read.mode,
         checkpoint.name,
-        "auto" if shipped is not None and settings.max_draft is None else settings.max_draft,
+        "auto" if read.shipped and settings.max_draft is None else settings.max_draft,
         settings.max_batch,
         target.report,
         checkpoint.requantized,
+        link,
     )
 
 
@@ -255,6 +346,11 @@ def load_pair(
             field="max_batch",
         )
     parts = load_parts(asked)
+    if parts.link is not None:
+        raise UsageError(
+            f"{parts.link.size} processes share the model, and functions that generate run in one.",
+            "Use load, whose sessions the other processes can follow.",
+        )
     return parts.target, parts.tokenizer, parts.drafter, parts.config
 
 

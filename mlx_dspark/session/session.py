@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from mlx_dspark.chat.detokenize import TextDecoder
 from mlx_dspark.chat.stops import TextStops
 from mlx_dspark.chat.template import Prompt, encode_prompt
-from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.errors import RequestError, UsageError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Started, Text
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.request import GenerateRequest
@@ -19,6 +19,7 @@ from mlx_dspark.session.result import Result, SessionEvent
 if TYPE_CHECKING:
     from mlx_dspark.catalog.gguf.weights import Requantized
     from mlx_dspark.catalog.progress import Progress
+    from mlx_dspark.distributed.link import Link
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
 
 
@@ -50,6 +51,7 @@ class Session:
         weights: CpuWeightsReport | None = None,
         requantized: Requantized | None = None,
         context: int = 0,
+        link: Link | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -60,6 +62,22 @@ class Session:
         self.requantized = requantized
         self.context = context
         self._decoder = TextDecoder(tokenizer)
+        self._link = link
+
+    @property
+    def rank(self) -> int:
+        """This process's number in a run of several, of which 0 asks and the others `follow`; else 0."""
+        return 0 if self._link is None else self._link.rank
+
+    def follow(self) -> None:
+        """In a process whose rank is not 0: do this process's part of every answer, until rank 0 ends.
+
+        Raises RequestError where the rank is 0, and RanksLost when another process is gone.
+        """
+        follow = getattr(self.engine, "follow", None)
+        if follow is None:
+            raise RequestError("This process asks, and follows nobody.", "Call generate or stream.")
+        follow()
 
     def stream(
         self,
@@ -105,11 +123,13 @@ class Session:
         return self.fold(self.stream(prompt, settings, **options))
 
     def close(self) -> None:
-        """End the engine's thread, which there is with `max_batch` above 1: answers still being made are
-        cancelled, and nothing can be asked afterwards."""
+        """End the engine's thread, which there is with `max_batch` above 1, and the other processes of a run:
+        answers still being made are cancelled, and nothing can be asked afterwards."""
         close = getattr(self.engine, "close", None)
         if close is not None:
             close()
+        if self._link is not None:
+            self._link.end()
 
     def __enter__(self) -> Self:
         return self
@@ -128,8 +148,9 @@ def load(
     """Load a model, and what drafts for it, into a session. Without a name: the default model.
 
     `settings` are the fields of LoadSettings; `progress` is told what is being fetched and read. Of the
-    environment only MLX_DSPARK_CACHE_DIR is read; the variables named after flags are the command line's.
-    Raises UsageError, LoadError or DownloadError naming the field or file at fault.
+    environment only MLX_DSPARK_CACHE_DIR is read, and the rank that a launcher gives one of several
+    processes, which then share the target; the variables named after flags are the command line's. Raises
+    UsageError, LoadError or DownloadError naming the field or file at fault.
     """
     from mlx_dspark.session.pair import load_parts
 

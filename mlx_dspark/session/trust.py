@@ -22,24 +22,29 @@ def refuse_untrusted(
     *,
     called: str,
     max_batch: int,
-    cache_dir: Path,
+    cache_dir: Path | None,
     progress: Progress,
 ) -> Faithfulness | None:
     """Ask what matters: of a model that something drafts for, and of one that is to answer several at once.
 
     Returns the answer, or None where nothing was asked: nobody drafts, or lookup drafts and every state is of
-    keys and values that stay. `called` names the drafter to its user. Raises DrafterMismatch where a drafter
-    cannot read the model, and UnsupportedModel where drafts cannot be taken back or rows do not keep apart.
+    keys and values that stay. `called` names the drafter to its user; without `cache_dir` nothing is
+    remembered. Raises DrafterMismatch where a drafter cannot read the model, and UnsupportedModel where
+    drafts cannot be taken back or rows do not keep apart.
     """
     from mlx_dspark.catalog.progress import LoadProgress
     from mlx_dspark.targets.faithful.memory import remembered_faithfulness
+    from mlx_dspark.targets.faithful.probes import faithfulness
 
     taps = drafter.taps if drafter is not None else ()
     plain_states = set(target.state_kinds) <= {"KVState"}
     if not taps and max_batch == 1 and (drafter is None or plain_states):
         return None
     progress(LoadProgress(f"checking {checkpoint.name}"))
-    found = remembered_faithfulness(target, taps, fingerprint=checkpoint.fingerprint, cache_dir=cache_dir)
+    if cache_dir is None:
+        found = faithfulness(target, taps)
+    else:
+        found = remembered_faithfulness(target, taps, fingerprint=checkpoint.fingerprint, cache_dir=cache_dir)
     refuse_unfaithful(found, called=called, taps=taps, drafts=drafter is not None, max_batch=max_batch)
     return found
 

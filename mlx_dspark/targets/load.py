@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from mlx_dspark.catalog.checkpoint import Checkpoint
+from mlx_dspark.catalog.checkpoint import Checkpoint, computes_on_cpu
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.compat.mlx_lm_models import empty_model
 from mlx_dspark.contracts import TargetSpec
@@ -18,6 +19,7 @@ from mlx_dspark.kernels.dispatch import STOCK, CpuWeightsReport, install_cpu_wei
 from mlx_dspark.state.quantized import cannot_quantize
 from mlx_dspark.targets.dense.parts import body_of, text_model
 from mlx_dspark.targets.dense.target import DenseTarget
+from mlx_dspark.targets.split import refuse_unsplittable, split
 from mlx_dspark.targets.states import state_plan
 
 
@@ -32,22 +34,26 @@ def load_target(
     *,
     cpu_weights: str | None = None,
     kv_bits: int | None = None,
+    ranks: int = 1,
     cache_dir: Path,
     progress: Progress = silent,
 ) -> DenseTarget:
     """The target of a checkpoint with its kernels placed; its `report` says how its weights are held.
 
     The checkpoint's model is changed in place and can no longer be exported. `cpu_weights` pins the layout on
-    the CPU back end; `kv_bits` holds growing keys and values in so many. Raises UnsupportedModel, or
-    UsageError for a layout that does not exist.
+    the CPU back end; `kv_bits` holds growing keys and values in so many. A model of which `ranks` processes
+    hold a part each keeps MLX's own layout. Raises UnsupportedModel, or UsageError for a layout that does not
+    exist.
     """
     refuse_untracked_states(checkpoint.model, checkpoint.config, kv_bits=kv_bits)
     report = install_cpu_weights(
         checkpoint.model,
-        choice=cpu_weights,
+        choice=STOCK if ranks > 1 and computes_on_cpu() else cpu_weights,
         cache_dir=cache_dir,
         progress=lambda message: progress(LoadProgress(message)),
     )
+    if ranks > 1 and report.choice is not None:
+        report = dataclasses.replace(report, reason=f"shared by {ranks} processes")
     return target_of(
         checkpoint.model,
         checkpoint.config,
@@ -63,11 +69,25 @@ def refuse_untracked_states(model: nn.Module, config: dict[str, Any], *, kv_bits
     state_plan(text_model(model), text_config(config), kv_bits=kv_bits)
 
 
-def refuse_config(config: dict[str, Any], *, kv_bits: int | None = None) -> None:
-    """As `refuse_untracked_states`, without weights, where config.json alone tells what model it is of."""
+def refuse_config(config: dict[str, Any], *, kv_bits: int | None = None, ranks: int = 1) -> None:
+    """As `refuse_model`, without weights, where config.json alone tells what model it is of."""
     model = empty_model(copy.deepcopy(config))
     if model is not None:
-        refuse_untracked_states(model, config, kv_bits=kv_bits)
+        refuse_model(model, config, kv_bits=kv_bits, ranks=ranks)
+
+
+def refuse_model(
+    model: nn.Module, config: dict[str, Any], *, kv_bits: int | None = None, ranks: int = 1
+) -> None:
+    """As `refuse_untracked_states`; raises UnsupportedModel too where `ranks` processes cannot share it."""
+    refuse_untracked_states(model, config, kv_bits=kv_bits)
+    if ranks > 1:
+        refuse_unsplittable(model, text_config(config), ranks)
+
+
+def divide_model(model: nn.Module, config: dict[str, Any], *, group: mx.distributed.Group) -> None:
+    """Keep this process's part of the model. Raises UnsupportedModel where it cannot be shared."""
+    split(model, text_config(config), group)
 
 
 def target_of(

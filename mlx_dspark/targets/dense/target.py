@@ -18,6 +18,7 @@ from mlx_dspark.kernels.attention import (
 )
 from mlx_dspark.kernels.dispatch import CpuWeightsReport
 from mlx_dspark.state.alone import rows_alone
+from mlx_dspark.state.quantized import GROUP, QuantizedKVState
 from mlx_dspark.state.rectangle import RectangleKV
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.targets.dense.parts import find_parts
@@ -115,9 +116,14 @@ class DenseTarget:
             return Forward(out, self._taps.features(taps))
 
     def own_logits(self, tokens: mx.array) -> mx.array:
-        """Logits `[rows, width, vocab]` of whole texts by the model's own code on mlx-lm's own caches."""
+        """Logits `[rows, width, vocab]` of whole texts by the model's own code on mlx-lm's own caches, which
+        are quantized where the states are."""
+        caches: list[Any] = make_prompt_cache(self.model)
+        for index, layer in enumerate(self._plan.new_rows(1, self._attention).layers):
+            if isinstance(layer, QuantizedKVState):
+                caches[index] = caches[index].to_quantized(group_size=GROUP, bits=layer.bits)
         with self._taps.recording(()):
-            return self.model(tokens, cache=make_prompt_cache(self.model))
+            return self.model(tokens, cache=caches)
 
     @property
     def state_kinds(self) -> list[str]:
