@@ -39,7 +39,9 @@ def refuse_untrusted(
     if not taps and max_batch == 1 and (drafter is None or plain_states):
         return None
     progress(LoadProgress(f"checking {checkpoint.name}"))
-    found = remembered_faithfulness(target, taps, fingerprint=checkpoint.fingerprint, cache_dir=cache_dir)
+    found = remembered_faithfulness(
+        target, taps, rows=max_batch > 1, fingerprint=checkpoint.fingerprint, cache_dir=cache_dir
+    )
     refuse_unfaithful(found, called=called, taps=taps, drafts=drafter is not None, max_batch=max_batch)
     return found
 
