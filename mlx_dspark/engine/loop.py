@@ -306,17 +306,23 @@ def pending_arrays(batch: Batch, round_: Round) -> list[mx.array]:
 
 
 def _feed(certain: list[list[int]], proposal: Proposal | None, lengths: Sequence[int]) -> mx.array:
-    """`[rows, width]`: the certain tokens of each row, then its drafts, right padded."""
+    """`[rows, width]`: the certain tokens of each row, then its drafts, right padded.
+
+    Padding repeats a token of the row: what a model makes of a token that no text has may be no number, and
+    attention that masks it would still spread it.
+    """
     drafted = max(lengths)
     if drafted and proposal is not None and all(len(c) == 1 for c in certain):
-        anchors = mx.array(certain, dtype=mx.int32)
-        return mx.concatenate([anchors, proposal.tokens[:, :drafted].astype(mx.int32)], axis=1)
+        anchors, drafts = mx.array(certain, dtype=mx.int32), proposal.tokens[:, :drafted].astype(mx.int32)
+        if min(lengths) < drafted:
+            drafts = mx.where(mx.arange(drafted) < mx.array(list(lengths))[:, None], drafts, anchors)
+        return mx.concatenate([anchors, drafts], axis=1)
     width = max(len(c) + m for c, m in zip(certain, lengths, strict=True))
     if not drafted or proposal is None:
-        return mx.array([c + [0] * (width - len(c)) for c in certain], dtype=mx.int32)
+        return mx.array([c + (c[-1:] or [0]) * (width - len(c)) for c in certain], dtype=mx.int32)
     rows = []
     for r, (tokens, m) in enumerate(zip(certain, lengths, strict=True)):
-        pad = [0] * (width - len(tokens) - m)
+        pad = (tokens[-1:] or [0]) * (width - len(tokens) - m)
         parts = [mx.array(tokens, dtype=mx.int32), proposal.tokens[r, :m].astype(mx.int32)]
         rows.append(mx.concatenate([*parts, mx.array(pad, dtype=mx.int32)]))
     return mx.stack(rows)

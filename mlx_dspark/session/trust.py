@@ -41,10 +41,12 @@ def refuse_untrusted(
     if not taps and max_batch == 1 and (drafter is None or plain_states):
         return None
     progress(LoadProgress(f"checking {checkpoint.name}"))
+    rows = max_batch > 1
     if cache_dir is None:
-        found = faithfulness(target, taps)
+        found = faithfulness(target, taps, rows=rows)
     else:
-        found = remembered_faithfulness(target, taps, fingerprint=checkpoint.fingerprint, cache_dir=cache_dir)
+        mark = checkpoint.fingerprint
+        found = remembered_faithfulness(target, taps, rows=rows, fingerprint=mark, cache_dir=cache_dir)
     refuse_unfaithful(found, called=called, taps=taps, drafts=drafter is not None, max_batch=max_batch)
     return found
 

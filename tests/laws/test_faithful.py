@@ -171,7 +171,7 @@ def test_at_load_a_model_that_cannot_take_drafts_back_runs_plain(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = save_tiny(tmp_path / "model", "gemma3_text")
-    monkeypatch.setattr(memory, "faithfulness", lambda *_: Faithfulness(replay="it forgets"))
+    monkeypatch.setattr(memory, "faithfulness", lambda *_, **__: Faithfulness(replay="it forgets"))
     monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path / "cache"))
     with pytest.raises(UnsupportedModel, match="it forgets"):
         mlx_dspark.load(model, mode="lookup")
@@ -185,13 +185,16 @@ def test_at_load_a_model_that_cannot_take_drafts_back_runs_plain(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     times: list[int] = []
     monkeypatch.setattr(
-        memory, "faithfulness", lambda *_: (times.append(1), Faithfulness(rows="they mix"))[1]
+        memory, "faithfulness", lambda *_, **__: (times.append(1), Faithfulness(rows="they mix"))[1]
     )
     return times
 
 
-def recall(folder: Path, fingerprint: str = "a", taps: tuple[int, ...] = (1,)) -> Faithfulness:
-    return remembered_faithfulness(target_for("lfm2"), taps, fingerprint=fingerprint, cache_dir=folder)
+def recall(
+    folder: Path, fingerprint: str = "a", taps: tuple[int, ...] = (1,), rows: bool = True
+) -> Faithfulness:
+    target = target_for("lfm2")
+    return remembered_faithfulness(target, taps, rows=rows, fingerprint=fingerprint, cache_dir=folder)
 
 
 def test_an_answer_is_asked_for_once(tmp_path: Path, asked: list[int]) -> None:
@@ -204,12 +207,13 @@ def test_an_answer_is_asked_for_once(tmp_path: Path, asked: list[int]) -> None:
     [
         lambda patch: {"fingerprint": "b"},
         lambda patch: {"taps": (2,)},
+        lambda patch: {"rows": False},
         lambda patch: patch.setattr(memory, "__version__", "other") or {},
         lambda patch: patch.setattr(memory, "version", lambda name: "other") or {},
         lambda patch: patch.setattr(memory, "VERSION", -1) or {},
         lambda patch: patch.setattr(mx, "device_info", lambda: {"device_name": "other"}) or {},
     ],
-    ids=["model", "taps", "our version", "mlx", "questions", "device"],
+    ids=["model", "taps", "rows", "our version", "mlx", "questions", "device"],
 )
 def test_another_question_is_asked_anew(
     tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch, other: Callable[[Any], dict[str, Any]]

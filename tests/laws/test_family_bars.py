@@ -150,6 +150,31 @@ def test_hundreds_of_rejected_rounds_equal_stock(family: str) -> None:
     assert len(rounds) == 250
 
 
+@pytest.mark.parametrize("right", [0.0, 0.7])
+def test_a_token_that_no_text_has_does_not_reach_a_batch(right: float) -> None:
+    """Rows of other lengths stand beside each other, and of token 0 this model makes no number."""
+    model: Any = tiny_family("gemma3n", seed=1)
+    table = model.model.language_model.embed_tokens
+    table.weight = mx.concatenate([mx.zeros((3, table.weight.shape[1])), table.weight[3:]])
+    assert mx.any(mx.isnan(model(mx.array([[5, 0]])))).item()
+    target = target_of(model, family_config("gemma3n"), context=512)
+    texts = [stock_greedy(model, prompt, SHORT) for prompt in PROMPTS[2:]]
+    oracle = TextOracle([[*p, *t, *[9] * 8] for p, t in zip(PROMPTS[2:], texts, strict=True)])
+    drafter = WithoutZero(oracle, right, vocab=VOCAB, ragged=True)
+    engine, got = Engine(target, drafter, cap=FixedCaps({"scripted": 4}), prefill_chunk=11), [[], [], []]
+    for index, event in engine.run([GenerateRequest(tuple(p), SHORT) for p in PROMPTS[2:]]):
+        if isinstance(event, Committed):
+            got[index] += event.tokens
+    assert got == texts
+
+
+class WithoutZero(ScriptedDrafter):
+    """Never drafts the special tokens."""
+
+    def _spoiled(self, token: int) -> int:
+        return max(3, super()._spoiled(token))
+
+
 # quantized keys ------------------------------------------------------------------------------------------
 
 

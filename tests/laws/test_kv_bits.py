@@ -123,9 +123,10 @@ def test_code_that_cannot_read_quantized_keys_is_told_at_load() -> None:
     assert refusal.value.field == "kv_bits"
 
 
-def test_kv_bits_are_four_or_eight_and_reach_the_session(tmp_path: Path) -> None:
+@bits_each
+def test_kv_bits_are_four_or_eight_and_reach_the_session(bits: int, tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", **HEADS)
     with pytest.raises(UsageError, match="kv_bits"):
         mlx_dspark.load(folder, kv_bits=3)
-    text = mlx_dspark.load(folder, kv_bits=8, mode="lookup").generate("the the the", max_new_tokens=9)
+    text = mlx_dspark.load(folder, kv_bits=bits, mode="lookup").generate("the the the", max_new_tokens=9)
     assert text.num_tokens == 9

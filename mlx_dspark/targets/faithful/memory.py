@@ -25,26 +25,27 @@ _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 def remembered_faithfulness(
-    target: DenseTarget, taps: tuple[int, ...], *, fingerprint: str, cache_dir: Path
+    target: DenseTarget, taps: tuple[int, ...], *, rows: bool, fingerprint: str, cache_dir: Path
 ) -> Faithfulness:
     """As `faithfulness`, asked once for a model of this fingerprint.
 
     A file in `cache_dir` that cannot be read or holds something else is asked anew and written over; one that
     cannot be written is done without.
     """
-    memory, key = FaithfulMemory(cache_dir), _key(target, taps, fingerprint)
+    memory, key = FaithfulMemory(cache_dir), _key(target, taps, rows, fingerprint)
     known = memory.recall(key)
     if known is None:
-        known = faithfulness(target, taps)
+        known = faithfulness(target, taps, rows=rows)
         memory.remember(key, known)
     return known
 
 
-def _key(target: DenseTarget, taps: tuple[int, ...], fingerprint: str) -> str:
+def _key(target: DenseTarget, taps: tuple[int, ...], rows: bool, fingerprint: str) -> str:
     """Everything that an answer depends on."""
     facts = {
         "model": fingerprint,
         "taps": taps,
+        "rows": rows,
         "weights": target.report.choice if target.report is not None else None,
         "states": target.state_kinds,
         "device": [str(mx.default_device()), sorted(map(str, mx.device_info().items()))],

@@ -35,12 +35,12 @@ class Faithfulness:
     rows: str = ""
 
 
-def faithfulness(target: DenseTarget, taps: tuple[int, ...]) -> Faithfulness:
-    """Ask `target`, whose drafter reads `taps`; () asks for the logits alone."""
+def faithfulness(target: DenseTarget, taps: tuple[int, ...], *, rows: bool = True) -> Faithfulness:
+    """Ask `target`, whose drafter reads `taps`, () being the logits alone; `rows` asks of several texts."""
     return Faithfulness(
         taps=_answer(lambda: _tapped_equals_own(target, taps)),
         replay=_answer(lambda: _replayed_equals_stepped(target)),
-        rows=_answer(lambda: _rows_equal_single_rows(target)),
+        rows=_answer(lambda: _rows_equal_single_rows(target)) if rows else "",
     )
 
 
