@@ -150,13 +150,14 @@ def _quantized(tensor: ReaderTensor, dtype: mx.Dtype) -> Read:
     slices: list[_Held] = []
     lost = whole = 0.0
     for rows in _slices(tensor):
-        dense = mx.array([]) if is_exact else mx.array(dequantize(rows, kind))
         if grid is None:
-            codes, scales, biases = mx.quantize(dense, GROUP, bits)
+            dense = mx.array(dequantize(rows, kind))
+            full = _Held(*mx.quantize(dense, GROUP, bits))
         else:
-            affine = grid.read(rows)
-            codes, scales, biases = map(mx.array, (pack(affine.codes, bits), affine.scales, affine.biases))
-        held = _Held(codes, scales.astype(dtype), biases.astype(dtype))
+            codes, scales, biases = grid.read(rows)
+            full = _Held(mx.array(pack(codes, bits)), mx.array(scales), mx.array(biases))
+            dense = full.dense(bits)
+        held = _Held(full.weight, full.scales.astype(dtype), full.biases.astype(dtype))
         mx.eval(held)
         slices.append(held)
         if not is_exact:
