@@ -164,7 +164,7 @@ def test_slices_join_to_the_whole(
     assert sliced_error == pytest.approx(whole_error, rel=1e-5)
 
 
-@kinds([T.Q4_K, T.Q6_K, T.Q8_0, T.BF16])
+@kinds([T.Q4_K, T.Q6_K, T.F32, T.Q8_0, T.F16])
 def test_rounding_to_half_precision_is_reported(tmp_path: Path, kind: GGMLQuantizationType) -> None:
     save_tiny_gguf(tmp_path / "m.gguf", matrices=kind, **WIDE)
     file = open_gguf(tmp_path / "m.gguf")
@@ -178,7 +178,7 @@ def test_rounding_to_half_precision_is_reported(tmp_path: Path, kind: GGMLQuanti
         found = mx.dequantize(found, scales, biases, group_size=32, bits=bits)
     difference = np.linalg.norm(np.array(found.astype(mx.float32)) - exact) / np.linalg.norm(exact)
     assert error == pytest.approx(difference, rel=1e-3, abs=1e-7)
-    assert (error == 0) == (kind in (T.Q8_0, T.BF16))
+    assert (error == 0) == (kind in (T.Q8_0, T.F16))
 
 
 @pytest.mark.parametrize(

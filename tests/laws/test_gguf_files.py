@@ -92,6 +92,12 @@ def test_what_can_be_run_is_listed(tmp_path: Path) -> None:
         ({"metadata": {"llama.embedding_length": 0}}, "llama.embedding_length in "),
         ({"metadata": {"llama.feed_forward_length": 64}}, "blk.0.ffn_gate.weight in shape (128, 64)"),
         ({"metadata": {"llama.rope.freq_base": "high"}}, "llama.rope.freq_base in "),
+        ({"metadata": {"llama.rope.freq_base": 0.0}}, "llama.rope.freq_base in "),
+        ({"metadata": {"llama.attention.layer_norm_rms_epsilon": -1.0}}, "rms_epsilon in "),
+        (
+            {"metadata": {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.0}},
+            "llama.rope.scaling.factor in ",
+        ),
         ({"metadata": {"tokenizer.ggml.tokens": ["x"] * 400}}, "400 tokens and 384 rows"),
         ({"metadata": {"tokenizer.chat_template": 7}}, "tokenizer.chat_template in "),
     ],

@@ -11,6 +11,7 @@ from mlx_dspark.foundation.errors import BadCheckpoint
 from mlx_dspark.foundation.numbers import brief, is_finite, is_whole
 
 _HIGHEST = 2**31 - 1
+_LARGEST = 1e30
 
 
 class Facts:
@@ -34,11 +35,11 @@ class Facts:
             self._bad(key, value, f"an integer of at least {low}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number, as the decimal its float32 was written from: 9.999999747378752e-06 -> 1e-05."""
+    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
+        """A number above `above`, as the decimal its float32 was written from: 9.99999974e-06 -> 1e-05."""
         value = self._value(key, default)
-        if not is_finite(value):
-            self._bad(key, value, "a finite number")
+        if not is_finite(value) or not above < value <= _LARGEST:
+            self._bad(key, value, f"a number above {above:g}")
         return float(str(np.float32(value)))
 
     def text(self, key: str, default: str) -> str:

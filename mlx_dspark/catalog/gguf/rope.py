@@ -50,7 +50,7 @@ def _from_metadata(facts: Facts) -> dict[str, Any] | None:
 
 def _yarn(facts: Facts, factor: float) -> dict[str, Any]:
     for key, plain in _USUAL_YARN.items():
-        if facts.number(f"rope.scaling.{key}", plain) != plain:
+        if facts.number(f"rope.scaling.{key}", plain, above=-1.0) != plain:
             raise facts.file.unsupported(f"a yarn rope with its own {key}", "yarn rope of the usual form")
     return {
         "rope_type": "yarn",

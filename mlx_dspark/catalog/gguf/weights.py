@@ -92,11 +92,11 @@ def float_type(tensors: Iterable[ReaderTensor], *, on_cpu: bool) -> mx.Dtype:
 
 
 def read_tensor(file: GGUFFile, tensor: ReaderTensor, dtype: mx.Dtype) -> Read:
-    """One tensor, its scales and biases in `dtype`, evaluated.
+    """One tensor, its scales and biases in `dtype`, evaluated, and the relative RMS error of that.
 
-    A dense matrix keeps the file's type where `dtype` is float32, which the 16-bit types promote to; else
-    it is turned to `dtype`. Raises UnsupportedModel for a format that the `gguf` package cannot read and for
-    weights beyond the range of `dtype`, BadCheckpoint for weights that are not finite.
+    A dense matrix keeps the file's type where `dtype` is float32, to which the 16-bit types promote; any other
+    dense tensor is turned to `dtype`. Raises UnsupportedModel for a format that the `gguf` package cannot read,
+    BadCheckpoint for weights that are not finite in `dtype`.
     """
     try:
         with np.errstate(all="ignore"):
@@ -138,8 +138,13 @@ def _dense(tensor: ReaderTensor, dtype: mx.Dtype) -> Read:
         weight = mx.array(tensor.data.view(np.uint16)).view(mx.bfloat16)
     else:
         weight = mx.array(tensor.data)
-    keeps = dtype == mx.float32 and weight.ndim == 2
-    return Read({"weight": weight if keeps else weight.astype(dtype)})
+    if dtype == mx.float32 and weight.ndim == 2:
+        return Read({"weight": weight})
+    held = weight.astype(dtype)
+    if weight.ndim != 2 or dtype == weight.dtype:
+        return Read({"weight": held})
+    exact = weight.astype(mx.float32)
+    return Read({"weight": held}, _relative(_squares(held.astype(mx.float32) - exact), _squares(exact)))
 
 
 def _quantized(tensor: ReaderTensor, dtype: mx.Dtype) -> Read:
@@ -150,20 +155,21 @@ def _quantized(tensor: ReaderTensor, dtype: mx.Dtype) -> Read:
     slices: list[_Held] = []
     lost = whole = 0.0
     for rows in _slices(tensor):
-        dense = mx.array([]) if is_exact else mx.array(dequantize(rows, kind))
         if grid is None:
-            codes, scales, biases = mx.quantize(dense, GROUP, bits)
+            dense = mx.array(dequantize(rows, kind))
+            full = _Held(*mx.quantize(dense, GROUP, bits))
         else:
-            affine = grid.read(rows)
-            codes, scales, biases = map(mx.array, (pack(affine.codes, bits), affine.scales, affine.biases))
-        held = _Held(codes, scales.astype(dtype), biases.astype(dtype))
+            codes, scales, biases = grid.read(rows)
+            full = _Held(mx.array(pack(codes, bits)), mx.array(scales), mx.array(biases))
+            dense = full.dense(bits)
+        held = _Held(full.weight, full.scales.astype(dtype), full.biases.astype(dtype))
         mx.eval(held)
         slices.append(held)
         if not is_exact:
             lost += _squares(held.dense(bits) - dense)
             whole += _squares(dense)
     parts = {name: mx.concatenate([getattr(held, name) for held in slices]) for name in _Held._fields}
-    return Read(parts, math.sqrt(lost / whole) if whole else 0.0)
+    return Read(parts, _relative(lost, whole))
 
 
 class _Held(NamedTuple):
@@ -176,6 +182,10 @@ class _Held(NamedTuple):
     def dense(self, bits: int) -> mx.array:
         scales, biases = self.scales.astype(mx.float32), self.biases.astype(mx.float32)
         return mx.dequantize(self.weight, scales, biases, group_size=GROUP, bits=bits)
+
+
+def _relative(lost: float, whole: float) -> float:
+    return math.sqrt(lost / whole) if whole else 0.0
 
 
 def _squares(array: mx.array) -> float:
