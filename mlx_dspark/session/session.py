@@ -144,9 +144,9 @@ def load(
     """Load a model, and what drafts for it, into a session. Without a name: the default model.
 
     `settings` are the fields of LoadSettings; `progress` is told what is being fetched and read. Of the
-    environment only MLX_DSPARK_CACHE_DIR is read, and the rank that a launcher gives one of several processes,
-    which then share the target; the variables named after flags are the command line's. Raises UsageError,
-    LoadError or DownloadError naming the field or file at fault.
+    environment only MLX_DSPARK_CACHE_DIR is read, and the rank that a launcher gives each of several
+    processes, which then share the target; the variables named after flags are the command line's. Raises
+    UsageError, LoadError or DownloadError naming the field or file at fault.
     """
     from mlx_dspark.session.pair import load_parts
 
