@@ -24,6 +24,7 @@ from mlx_dspark.cli.show import (
 from mlx_dspark.cli.streams import require_input, require_output
 from mlx_dspark.foundation.errors import RequestError, UnsupportedModel
 from mlx_dspark.foundation.knobs import suggestion
+from mlx_dspark.foundation.ranks import closes_input
 from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ HELP = """\
 /stats   what the last answer and all answers together took
 /help    this list
 /quit    leave (Ctrl-D too)
-Ctrl-C stops the answer; what was said so far stays in the conversation."""
+"""
+INTERRUPT = "Ctrl-C stops the answer; what was said so far stays in the conversation."
+INTERRUPT_ENDS = "Ctrl-C leaves: mlx.launch passes on no line after it."
 COMMANDS = ("/reset", "/stats", "/help", "/quit")
 
 
@@ -84,7 +87,7 @@ class Talk:
             case "/quit" | "/exit":
                 return False
             case "/help":
-                note(HELP)
+                note(HELP + (INTERRUPT if closes_input() else INTERRUPT_ENDS))
             case "/reset":
                 self._messages.clear()
                 note("The conversation is forgotten.")
@@ -113,8 +116,9 @@ class Talk:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks for a stop, which the yielded function tells; a second one interrupts."""
-    asked = False
+    """Ctrl-C asks for a stop, which the yielded function tells; a second one interrupts, as the first does
+    where no line could follow."""
+    asked = not closes_input()
 
     def ask(signum: int, frame: FrameType | None) -> None:
         nonlocal asked
@@ -124,7 +128,7 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
     before = signal.signal(signal.SIGINT, ask)
     try:
-        yield lambda: asked
+        yield lambda: asked and closes_input()
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -138,6 +142,8 @@ def _lines() -> Iterator[str]:
         try:
             yield input("> " if terminal else "")
         except KeyboardInterrupt:
+            if not closes_input():
+                raise
             note("\nCtrl-D or /quit leaves.")
         except EOFError:
             if terminal:

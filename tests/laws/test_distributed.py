@@ -8,6 +8,8 @@ no two logits of these texts are that close, so their texts are equal.
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import pytest
 from mlx.utils import tree_flatten
 
 import mlx_dspark
+from mlx_dspark.cli.chat import stop_on_interrupt
 from mlx_dspark.cli.main import run
 from mlx_dspark.distributed.link import loss_explained
 from mlx_dspark.engine.engine import Engine
@@ -253,6 +256,14 @@ def test_input_without_an_end_is_refused(
     monkeypatch.setenv("MLX_RANK", "0")
     assert run(["generate", "--prompt", "-"]) == 2
     assert "mlx.launch passes standard input on without its end" in capsys.readouterr().err
+
+
+def test_ctrl_c_leaves_a_launched_chat_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLX_RANK", "0")
+    with pytest.raises(KeyboardInterrupt), stop_on_interrupt() as stopped:
+        assert not stopped()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stopped()
 
 
 def test_an_ordinary_process_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
