@@ -103,6 +103,7 @@ def closing_line(result: Result) -> str:
         f"accept length {accept_length(result.accept_lengths)}",
         f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt",
         _who_drafted(result),
+        *result.troubles,
     ]
     return "[" + " · ".join(part for part in parts if part) + "]"
 
