@@ -39,14 +39,18 @@ class Parts:
     weights: CpuWeightsReport | None = None
     """How the weights are held, and why; None where nothing was placed."""
 
-    def session(self) -> Session:
-        """An engine around the parts, ready to answer."""
+    def session(self, *, own_thread: bool = True) -> Session:
+        """An engine around the parts, ready to answer.
+
+        It has a thread of its own, which is the only one to call MLX, unless `own_thread` is False: such a
+        session is for one caller in the main thread.
+        """
         from mlx_dspark.engine.caps import cap_policy
         from mlx_dspark.engine.engine import Engine
         from mlx_dspark.engine.scheduler import Scheduler
 
         cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
-        if self.max_batch > 1:
+        if own_thread:
             engine = Scheduler(self.target, self.drafter, cap=cap, max_rows=self.max_batch)
         else:
             engine = Engine(self.target, self.drafter, cap=cap)

@@ -33,8 +33,8 @@ class Session:
     `name` is the model's, `mode` says who drafts, `weights` how the weights are held and why, `context` the
     most tokens prompt and answer may have together, 0 where that is not known.
 
-    Threads may share a session. Loaded with `max_batch` above 1 their answers run as one batch; otherwise
-    their rounds take turns.
+    Threads may share a session: at most `max_batch` of their answers are made at once, as one batch, and the
+    others wait. Answers are made whether they are read or not, until they are cancelled.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Session:
         return self.fold(self.stream(prompt, settings, **options))
 
     def close(self) -> None:
-        """End the engine's thread, which there is with `max_batch` above 1: answers still being made are
-        cancelled, and nothing can be asked afterwards."""
+        """End the engine's thread: answers still being made are cancelled, and nothing can be asked
+        afterwards. Dropping the session, or the end of the program, closes it too."""
         close = getattr(self.engine, "close", None)
         if close is not None:
             close()
