@@ -403,6 +403,41 @@ def test_a_row_that_makes_every_forward_raise_fails_alone(deepest: int) -> None:
         assert {i: answer(stream) for i, stream in streams.items()} == {i: alone(i) for i in streams}
 
 
+def test_short_prompts_that_meet_are_read_together() -> None:
+    with scheduler("70%", max_rows=6) as engine:
+        held = Hold(engine)
+        streams = [engine.submit(request(i)) for i in (1, 3, 5, 7, 9)]
+        held.release()
+        events = [events_of(stream) for stream in streams]
+    read = [e.report for each in events for e in each if isinstance(e, Prefilled)]
+    assert [report.rows for report in read] == [5] * 5
+    assert sorted(report.certain for report in read) == [6, 6, 6, 8, 8]
+    assert [tokens_of(iter(each)) for each in events] == [alone(i) for i in (1, 3, 5, 7, 9)]
+
+
+@pytest.mark.usefixtures("troubles")
+@pytest.mark.parametrize("bad", [None, 3])
+def test_prompts_that_cannot_be_read_together_are_read_alone(bad: int | None) -> None:
+    """One of them cannot be read at all, or each can."""
+
+    def when(tokens: mx.array, depth: list[int]) -> bool:
+        together = len(depth) > 1 and max(depth) == 0
+        return together or (
+            bad is not None and tokens[:, : len(PROMPTS[bad])].tolist() == [list(PROMPTS[bad])]
+        )
+
+    failing: Any = Failing(when)
+    with Scheduler(failing, max_rows=6) as engine:
+        held = Hold(engine)
+        streams = {i: engine.submit(request(i)) for i in (1, 3, 5)}
+        held.release()
+        for i, stream in streams.items():
+            events, error = outcome(stream)
+            assert sum(isinstance(e, Trouble) and e.what == "read again" for e in events) == 1
+            assert (error is not None) == (i == bad)
+            assert error is not None or tokens_of(iter(events)) == alone(i)
+
+
 @pytest.mark.usefixtures("troubles")
 def test_rows_that_fail_only_in_company_are_not_read_again_for_ever() -> None:
     failing: Any = Failing(lambda tokens, depth: len(depth) > 1)
