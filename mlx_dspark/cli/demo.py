@@ -43,8 +43,8 @@ def demo(loading: LoadSettings) -> int:
     require_output()
     progress = Progress()
     parts = load_parts(loading, progress)
-    speculative = parts.session()
-    plain = dataclasses.replace(parts, drafter=None, mode="baseline").session()
+    speculative = parts.session(own_thread=False)
+    plain = dataclasses.replace(parts, drafter=None, mode="baseline").session(own_thread=False)
     prompt = COPYING if parts.mode == "lookup" else TASK
     progress.tell("warming up")
     plain.generate(prompt, max_new_tokens=WARM_UP_TOKENS)

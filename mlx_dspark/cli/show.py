@@ -61,7 +61,7 @@ def open_session(loading: LoadSettings, progress: Progress) -> Session:
     """Load a model and say what was loaded, and how."""
     from mlx_dspark.session.pair import load_parts
 
-    session = load_parts(loading, progress).session()
+    session = load_parts(loading, progress).session(own_thread=loading.max_batch > 1)
     progress.clear()
     parts = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
     note(" · ".join(part for part in parts if part))
@@ -105,6 +105,7 @@ def closing_line(result: Result) -> str:
         f"accept length {accept_length(result.accept_lengths)}",
         f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt",
         _who_drafted(result),
+        *result.troubles,
     ]
     return "[" + " · ".join(part for part in parts if part) + "]"
 

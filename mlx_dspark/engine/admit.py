@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mlx_dspark.contracts import Drafter, Target, TargetSpec
 from mlx_dspark.engine.caps import CapPolicy
+from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.loop import Batch
 from mlx_dspark.engine.row import Row
 from mlx_dspark.engine.sampling import check_sampling
@@ -42,6 +43,13 @@ def new_batch(
     for index, request in requests:
         limit = min(request.max_new_tokens, spec.context - len(request.prompt))
         rows.append(Row(request, cap.row(), limit, spec.vocab, index))
-    draft = drafter.new_rows(n) if drafter is not None else None
+    drafting = Drafting(drafter, n) if drafter is not None else None
     states = target.new_rows(n, rectangle=rectangle)
-    return Batch(rows, states, draft, RowNoise.of_seeds([request.sampling.seed for _, request in requests]))
+    noise = RowNoise.of_seeds([request.sampling.seed for _, request in requests])
+    return Batch(rows, states, drafting, noise)
+
+
+def read_again(target: Target, drafter: Drafter | None, row: Row) -> Batch:
+    """A batch of one row under way, whose tokens are to be read from the first on."""
+    drafting = Drafting(drafter) if drafter is not None else None
+    return Batch([row], target.new_rows(), drafting, RowNoise.of_seeds([row.request.sampling.seed]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
-from threading import Lock
 from time import perf_counter
 
 import mlx.core as mx
@@ -14,6 +13,7 @@ from mlx_dspark.engine.admit import check_request, new_batch
 from mlx_dspark.engine.caps import CapPolicy, FixedCaps
 from mlx_dspark.engine.loop import Batch, VerifyLoop
 from mlx_dspark.engine.rounds import Indexed, Rounds, endings
+from mlx_dspark.engine.streams import Turn
 from mlx_dspark.foundation.events import EngineEvent, Started
 from mlx_dspark.foundation.request import GenerateRequest
 
@@ -26,8 +26,11 @@ class Engine:
 
     `cap` chooses how many drafts are verified; the drafter must be bound to the target already. `rectangle`
     holds the rows of a batch in one padded buffer, reads prompts together and lets several finished rows
-    leave at once: the better way from some dozens of rows on. Threads may share an engine: their rounds take
-    turns. A `Scheduler` batches them instead. `loop` makes the loop, as `VerifyLoop` does.
+    leave at once: the better way from some dozens of rows on. `loop` makes the loop, as `VerifyLoop` does.
+
+    Threads may share an engine: their rounds take turns. But MLX aborts a program at its end when a thread
+    that called it ended without `mx.synchronize()` and `mx.clear_streams()`; a `Scheduler` calls it in one
+    thread only, and batches requests.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Engine:
         self.drafter = drafter
         self._cap = cap if cap is not None else FixedCaps({})
         self._rectangle = rectangle
-        self._lock = Lock()
+        self._turn = Turn()
         self._loop = loop(target, drafter, prefill_chunk=prefill_chunk)
 
     def check(self, request: GenerateRequest) -> None:
@@ -89,7 +92,8 @@ class Engine:
             if batch is None:
                 batch = alone
             else:
-                batch.join(alone)
+                with self._turn:
+                    batch.join(alone)
         if batch is not None:
             yield from self._decode(batch)
 
@@ -120,19 +124,21 @@ class Engine:
         """Rows in `free` places leave; newcomers take these places, and the batch shrinks by the others."""
         if newcomers:
             begun = yield from self._begun(newcomers)
-            with self._lock:
+            with self._turn:
                 batch.replace(free[: len(newcomers)], begun)
         empty = set(free[len(newcomers) :])
         if empty:
-            with self._lock:
+            with self._turn:
                 batch.select([place for place in range(len(batch.rows)) if place not in empty])
 
     def _begun(self, requests: Sequence[tuple[int, GenerateRequest]]) -> Generator[Indexed, None, Batch]:
         """A batch of these requests, run until each has its first token."""
         for index, request in requests:
             yield index, Started(len(request.prompt), 0, perf_counter())
-        batch = new_batch(self.target, self.drafter, self._cap, requests, rectangle=self._rectangle)
-        batch = self._loop.adopt(batch)
+        with self._turn:
+            batch = self._loop.adopt(
+                new_batch(self.target, self.drafter, self._cap, requests, rectangle=self._rectangle)
+            )
         while not all(row.produced for row in batch.rows):
             yield from self._round(batch)
         return batch
@@ -142,7 +148,7 @@ class Engine:
         round in flight."""
         rounds = Rounds(self._loop, batch)
         while not rounds.done:
-            with self._lock:
+            with self._turn:
                 events = rounds.step()
             handed_at = perf_counter()
             yield from events
@@ -151,8 +157,8 @@ class Engine:
 
     def _round(self, batch: Batch) -> Iterator[Indexed]:
         """One round, launched and landed."""
-        with self._lock:
+        with self._turn:
             pending = self._loop.launch(batch)
-        with self._lock:
+        with self._turn:
             events = self._loop.land(batch, pending) + endings(batch)
         yield from events

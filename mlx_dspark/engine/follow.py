@@ -57,14 +57,16 @@ class FollowLoop(VerifyLoop):
     ) -> tuple[list[int], dict[str, list[int]]]:
         return self._told["caps"], self._told["by_source"]
 
-    def _propose(self, batch: Batch, caps: list[int], by_source: dict[str, list[int]]) -> Proposal:
+    def _propose(self, batch: Batch, caps: list[int], by_source: dict[str, list[int]]) -> Proposal | None:
         own = super()._propose(batch, caps, by_source)
         told = _expected(self._link.hear(), "drafts")
         lengths, source = tuple(told["lengths"]), tuple(told["source"])
         shape = (len(lengths), max(lengths))
         tokens = mx.zeros(shape, mx.int32)
         shared = self._link.share(tokens) if tokens.size else tokens
-        q = own.q if own.lengths == lengths else PointMass(shared, self.target.spec.vocab)
+        q = PointMass(shared, self.target.spec.vocab)
+        if own is not None and own.lengths == lengths:
+            q = own.q
         return Proposal(shared, lengths, q, source)
 
     def _settle(self, batch: Batch, round_: Round, outcome: Outcome) -> tuple[list[int], list[list[int]]]:

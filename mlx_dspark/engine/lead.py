@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlx_dspark.contracts import Drafter, Proposal, Target
 from mlx_dspark.distributed.link import Link, Message
 from mlx_dspark.engine.loop import Batch, Outcome, Round, VerifyLoop, pending_arrays
+from mlx_dspark.foundation.errors import RanksLost
 from mlx_dspark.foundation.events import EngineEvent
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.state.rectangle import RectangleKV
@@ -31,6 +32,12 @@ class LeadLoop(VerifyLoop):
         self._link = link
 
     def adopt(self, batch: Batch) -> Batch:
+        """Raises RanksLost for rows under way: those are read again after an error, which left the ranks at
+        different places."""
+        if any(row.produced for row in batch.rows):
+            raise RanksLost(
+                "A round failed, which left the processes at different places.", "Launch it again."
+            )
         with self._link.step():
             return LeadBatch(batch, self._link)
 
@@ -45,11 +52,6 @@ class LeadLoop(VerifyLoop):
         with self._link.step():
             return super().land(batch, round_)
 
-    def try_draft(self, batch: Batch, place: int) -> None:
-        """Raises RanksLost: it is called after an error, which left the ranks at different places."""
-        with self._link.step():
-            super().try_draft(batch, place)
-
     def may_run_ahead(self, batch: Batch, last: Round) -> bool:
         return False
 
@@ -60,8 +62,11 @@ class LeadLoop(VerifyLoop):
         self._link.tell({"op": "launch", "batch": _number(batch), "caps": caps, "by_source": by_source})
         return caps, by_source
 
-    def _propose(self, batch: Batch, caps: list[int], by_source: dict[str, list[int]]) -> Proposal:
+    def _propose(self, batch: Batch, caps: list[int], by_source: dict[str, list[int]]) -> Proposal | None:
         proposal = super()._propose(batch, caps, by_source)
+        if proposal is None:
+            self._link.tell({"op": "drafts", "lengths": [0] * len(caps), "source": []})
+            return None
         self._link.tell({"op": "drafts", "lengths": proposal.lengths, "source": proposal.source})
         tokens = proposal.tokens[:, : max(proposal.lengths)].astype(mx.int32)
         shared = self._link.share(tokens) if tokens.size else tokens
@@ -88,7 +93,7 @@ class LeadBatch(Batch):
 
     def __init__(self, batch: Batch, link: Link) -> None:
         assert not any(isinstance(layer, RectangleKV) for layer in batch.states.layers)
-        super().__init__(batch.rows, batch.states, batch.draft, batch.noise)
+        super().__init__(batch.rows, batch.states, batch.drafting, batch.noise)
         self._link = link
         self.number = next(link.numbers)
         link.tell(

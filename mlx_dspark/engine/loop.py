@@ -13,8 +13,9 @@ from time import perf_counter
 
 import mlx.core as mx
 
-from mlx_dspark.contracts import Ask, Drafter, DraftRows, Logits, Observation, Proposal, Target
+from mlx_dspark.contracts import Ask, Drafter, Logits, Observation, Proposal, Target
 from mlx_dspark.engine.accept import Acceptance, accept
+from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.row import Row
 from mlx_dspark.foundation.events import Committed, EngineEvent, Prefilled, RoundReport, TokenLogprob
 from mlx_dspark.nn.noise import RowNoise
@@ -28,7 +29,7 @@ class Batch:
 
     rows: list[Row]
     states: RowStates
-    draft: DraftRows | None
+    drafting: Drafting | None
     noise: RowNoise
 
     def __post_init__(self) -> None:
@@ -40,8 +41,8 @@ class Batch:
     def join(self, other: Batch) -> None:
         self.rows += other.rows
         self.states.join(other.states)
-        if self.draft is not None and other.draft is not None:
-            self.draft.join(other.draft)
+        if self.drafting is not None and other.drafting is not None:
+            self.drafting.join(self.rows, other.drafting)
         self.noise = self.noise.joined(other.noise)
         self._read_settings()
 
@@ -51,17 +52,17 @@ class Batch:
         order = replaced(range(held), places, range(held, len(both)))
         self.rows = [both[i] for i in order]
         self.states.replace(places, other.states)
-        if self.draft is not None and other.draft is not None:
-            self.draft.join(other.draft)
-            self.draft.select(order)
+        if self.drafting is not None and other.drafting is not None:
+            self.drafting.join(both, other.drafting)
+            self.drafting.select(both, order)
         self.noise = self.noise.joined(other.noise).select(order)
         self._read_settings()
 
     def select(self, keep: Sequence[int]) -> None:
+        if self.drafting is not None:
+            self.drafting.select(self.rows, keep)
         self.rows = [self.rows[i] for i in keep]
         self.states.select(keep)
-        if self.draft is not None:
-            self.draft.select(keep)
         self.noise = self.noise.select(keep)
         self._read_settings()
 
@@ -129,18 +130,6 @@ class VerifyLoop:
         self._forward(batch, round_, feed, proposal, [row.history for row in batch.rows])
         return round_
 
-    def try_draft(self, batch: Batch, place: int) -> None:
-        """Let the drafter propose for one row alone, as it would in the next round; raises what it raises.
-
-        No round may be in flight. Changes nothing: who proposes mutates nothing that counts.
-        """
-        caps, by_source = self._caps(batch, *self._certain(batch))
-        alone = {
-            name: [cap if r == place else 0 for r, cap in enumerate(each)] for name, each in by_source.items()
-        }
-        if caps[place]:
-            self._propose(batch, [cap if r == place else 0 for r, cap in enumerate(caps)], alone)
-
     def launch_ahead(self, batch: Batch, last: Round) -> Round:
         """Build and schedule a plain round on the tokens `last` is about to produce, before it lands."""
         assert last.acceptance is not None
@@ -180,13 +169,13 @@ class VerifyLoop:
 
     def _cannot_draft(self, batch: Batch) -> bool:
         """Whether no row can draft from the token that the round in flight is about to produce."""
-        if self.drafter is None or batch.draft is None:
+        if batch.drafting is None:
             return True
         if any(row.caps.measuring(len(batch.rows)) for row in batch.rows):
             return False
         if not any(any(row.caps.caps(len(batch.rows)).values()) for row in batch.rows):
             return True
-        return self.drafter.blind(batch.draft, [row.tokens[-1] for row in batch.rows])
+        return batch.drafting.blind(batch.rows)
 
     def _certain(self, batch: Batch) -> tuple[list[list[int]], list[bool]]:
         """Per row: the committed tokens to feed next, and whether the anchor is the last of them."""
@@ -214,9 +203,8 @@ class VerifyLoop:
                 caps.append(max(0, min(chosen.get(name, 0), room)))
         return [max(caps) for caps in zip(*by_source.values(), strict=True)], by_source
 
-    def _propose(self, batch: Batch, caps: list[int], by_source: dict[str, list[int]]) -> Proposal:
-        assert self.drafter is not None
-        assert batch.draft is not None
+    def _propose(self, batch: Batch, caps: list[int], by_source: dict[str, list[int]]) -> Proposal | None:
+        assert batch.drafting is not None
         ask = Ask(
             anchors=[row.tokens[-1] for row in batch.rows],
             caps=caps,
@@ -225,7 +213,7 @@ class VerifyLoop:
             noise=batch.noise,
             by_source=by_source,
         )
-        return self.drafter.propose(batch.draft, ask)
+        return batch.drafting.propose(batch.rows, ask)
 
     def _forward(
         self,
@@ -284,10 +272,16 @@ class VerifyLoop:
                 logprobs = outcome.logprobs(r, taken, row)
                 events.append((row.index, Committed(tuple(taken), report, logprobs)))
         round_.transaction.commit(keep)
-        if self.drafter is not None and batch.draft is not None:
+        if batch.drafting is not None:
             fed = zip(batch.rows, round_.depth, keep, strict=True)
-            seen = [row.tokens[depth : depth + kept] for row, depth, kept in fed]
-            self.drafter.observe(batch.draft, Observation(seen, round_.features, drafted, accepted))
+            seen = Observation(
+                [row.tokens[depth : depth + kept] for row, depth, kept in fed],
+                round_.features,
+                drafted,
+                accepted,
+            )
+            batch.drafting.observe(batch.rows, round_.depth, seen)
+            events += _troubles(batch.rows)
         return events
 
     def _settle(self, batch: Batch, round_: Round, outcome: Outcome) -> tuple[list[int], list[list[int]]]:
@@ -303,6 +297,14 @@ def pending_arrays(batch: Batch, round_: Round) -> list[mx.array]:
     """Every array that a launched round is still to compute."""
     features = [round_.features] if round_.features is not None else []
     return [*_results(round_), *features, *batch.states.arrays()]
+
+
+def _troubles(rows: Sequence[Row]) -> Iterator[tuple[int, EngineEvent]]:
+    """Why rows draft no more, once for each, and not after its end."""
+    for row in rows:
+        if row.trouble is not None and not row.announced:
+            yield row.index, row.trouble
+            row.trouble = None
 
 
 def _feed(certain: list[list[int]], proposal: Proposal | None, lengths: Sequence[int]) -> mx.array:

@@ -11,15 +11,13 @@ Indexed = tuple[int, EngineEvent]
 class Rounds:
     """Runs a batch until every row is finished. Rows join and leave only while no round is in flight.
 
-    `in_flight` is the round that was launched ahead and has not landed. `launched` says, after an error in
-    `step`, whether it arose after the launch of the round.
+    `in_flight` is the round that was launched ahead and has not landed.
     """
 
     def __init__(self, loop: VerifyLoop, batch: Batch) -> None:
         self._loop = loop
         self.batch = batch
         self.in_flight: Round | None = None
-        self.launched = False
 
     @property
     def done(self) -> bool:
@@ -27,9 +25,7 @@ class Rounds:
 
     def step(self, *, ahead: bool = True) -> list[Indexed]:
         """Land a round and give its events; `ahead` permits to launch the next before this one lands."""
-        self.launched = self.in_flight is not None
-        landing = self.in_flight or self._launch()
-        self.launched, self.in_flight = True, None
+        landing, self.in_flight = self.in_flight or self._launch(), None
         batch = self.batch
         leaving = any(row.finished for row in batch.rows)
         if ahead and not leaving and self._loop.may_run_ahead(batch, landing):
@@ -46,19 +42,20 @@ class Rounds:
             self.in_flight = None
 
     def join(self, other: Batch) -> None:
-        """Append rows that have their first token."""
+        """Append rows that have their first token, but for those that ended with it."""
         assert self.in_flight is None
-        self._drop_finished()
+        _drop_finished(self.batch)
+        _drop_finished(other)
         self.batch.join(other)
 
     def _launch(self) -> Round:
-        self._drop_finished()
+        _drop_finished(self.batch)
         return self._loop.launch(self.batch)
 
-    def _drop_finished(self) -> None:
-        rows = self.batch.rows
-        if any(row.finished for row in rows):
-            self.batch.select([place for place, row in enumerate(rows) if not row.finished])
+
+def _drop_finished(batch: Batch) -> None:
+    if any(row.finished for row in batch.rows):
+        batch.select([place for place, row in enumerate(batch.rows) if not row.finished])
 
 
 def endings(batch: Batch) -> list[Indexed]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_dspark.engine.caps import RowCaps
+from mlx_dspark.engine.caps import FixedCaps, RowCaps
 from mlx_dspark.engine.sampling import RowHistory
+from mlx_dspark.foundation.events import Trouble
 from mlx_dspark.foundation.request import FinishReason, GenerateRequest
 
 
@@ -13,7 +14,8 @@ class Row:
     """`tokens` is prompt and output; all but those past the state's depth are fed already.
 
     The newest committed token, once there is one, is the anchor: committed, not yet fed. `budget` counts the
-    tokens it may still commit.
+    tokens it may still commit. `trouble` says why it `drafts` no more, until that has been told;
+    `read_again`: a round failed, so the state was made anew from the tokens.
     """
 
     def __init__(
@@ -28,6 +30,9 @@ class Row:
         self.budget = limit
         self.reason: FinishReason | None = None
         self.announced = False
+        self.drafts = True
+        self.trouble: Trouble | None = None
+        self.read_again = False
         sampling = request.sampling
         self.history = RowHistory.start(request.prompt, vocab) if sampling.penalised else None
 
@@ -38,6 +43,12 @@ class Row:
     @property
     def finished(self) -> bool:
         return self.reason is not None
+
+    def stop_drafting(self, error: Exception) -> None:
+        """Decode plainly from now on, and tell why; the first reason counts."""
+        if self.drafts:
+            self.trouble = Trouble.of("drafting stopped", error)
+            self.drafts, self.caps = False, FixedCaps({})
 
     def commit(self, tokens: Sequence[int]) -> list[int]:
         """Take tokens until one ends the text; returns those taken."""

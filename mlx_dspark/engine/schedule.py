@@ -2,7 +2,7 @@
 
 Rounds of the running rows and chunks of prompts take turns, so a long prompt holds the others up by one chunk
 at a time. Of several prompts the one with the fewest tokens left is read first, but none is passed over more
-than PATIENCE times in a row.
+than PATIENCE times in a row. Short prompts of similar lengths share a chunk.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ from enum import Enum
 
 PATIENCE = 4
 
+PADDING = 0.25
+"""Prompts share a chunk where padding adds at most this share to their tokens: on a CPU padding costs as much
+as tokens do."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A prompt being read: tokens left, and how often in a row another was read instead."""
+    """A prompt being read: tokens left, and how often in a row another was read instead. `whole`: nothing of
+    it is read yet, and it may be read together with others."""
 
     left: int
     passed_over: int = 0
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,27 @@ def may_launch_ahead(load: Load, max_rows: int) -> bool:
     return not load.reading and not may_admit(load, max_rows)
 
 
-def which_prompt(reading: Sequence[Reading]) -> int:
-    """The prompt whose chunk is next: the one longest out of patience, else the shortest, else the first."""
+def which_prompts(reading: Sequence[Reading], chunk: int) -> list[int]:
+    """The prompts whose chunk is next: the one longest out of patience, else the shortest, else the first.
+
+    With a whole prompt come those whole ones nearest in length that fit a chunk of `chunk` tokens with it,
+    padding included.
+    """
+    first = _first_prompt(reading)
+    chosen, tokens, longest = [first], reading[first].left, reading[first].left
+    if not reading[first].whole:
+        return chosen
+    others = [i for i, other in enumerate(reading) if other.whole and i != first]
+    for i in sorted(others, key=lambda i: abs(reading[i].left - reading[first].left)):
+        most = max(longest, reading[i].left)
+        padded = (len(chosen) + 1) * most
+        if padded <= min(chunk, (1 + PADDING) * (tokens + reading[i].left)):
+            chosen.append(i)
+            tokens, longest = tokens + reading[i].left, most
+    return chosen
+
+
+def _first_prompt(reading: Sequence[Reading]) -> int:
     most = max(range(len(reading)), key=lambda i: reading[i].passed_over)
     if reading[most].passed_over >= PATIENCE:
         return most

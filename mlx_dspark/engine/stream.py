@@ -94,6 +94,7 @@ class GuardedCheck:
     def __call__(self, token: int) -> bool:
         try:
             return self._check(token)
-        except Exception as error:  # noqa: BLE001
-            self.error = error
+        except BaseException as error:  # noqa: BLE001
+            ordinary = isinstance(error, Exception)
+            self.error = error if ordinary else RuntimeError(f"The stop check raised {error!r}.")
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,6 +73,25 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something raised that costs this request time and no text.
+
+    `drafting stopped`: the drafter raised, so the rest is decoded plainly. `read again`: a round of several
+    requests raised, so this one's tokens are read again, by themselves. `error` is what was raised, in one
+    line, and `traceback` where.
+    """
+
+    what: Literal["drafting stopped", "read again"]
+    error: str
+    traceback: str
+
+    @classmethod
+    def of(cls, what: Literal["drafting stopped", "read again"], error: Exception) -> Trouble:
+        where = "".join(traceback.format_exception(error))
+        return cls(what, " ".join(f"{type(error).__name__}: {error}".split()), where)
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The request is complete. `completion_tokens` counts every committed token, the ending one included."""
 
@@ -80,7 +100,7 @@ class Finished:
     completion_tokens: int
 
 
-EngineEvent = Started | Prefilled | Committed | Finished
+EngineEvent = Started | Prefilled | Committed | Trouble | Finished
 
 Channel = Literal["text"]
 

@@ -121,7 +121,7 @@ class LoadSettings(Settings):
         int,
         About(
             Whole(1, 256),
-            "Most answers generated at once, asked for by several threads. 1: they take turns by rounds.",
+            "Most answers generated at once, as one batch, when several threads ask; the others wait.",
         ),
     ] = 1
     trust_remote_code: Annotated[

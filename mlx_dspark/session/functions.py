@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.chat.template import Prompt
@@ -44,7 +45,8 @@ def speculative_generate(
     parts = Parts(
         target, tokenizer, drafter, {}, frozenset(end_ids_of(tokenizer)), mode, "", max_draft_tokens
     )
-    return parts.session().generate(prompt, **options)
+    with parts.session(own_thread=current_thread() is not main_thread()) as session:
+        return session.generate(prompt, **options)
 
 
 def dflash_generate(

@@ -47,10 +47,14 @@ class Parts:
     link: Link | None = None
     """To the other processes that hold parts of the target; None where this one holds all of it."""
 
-    def session(self) -> Session:
-        """An engine around the parts, ready to answer, or to follow rank 0."""
+    def session(self, *, own_thread: bool = True) -> Session:
+        """An engine around the parts, ready to answer, or to follow rank 0.
+
+        It has a thread of its own, which is the only one to call MLX, unless `own_thread` is False: such a
+        session is for one caller in the main thread.
+        """
         return Session(
-            self._engine(),
+            self._engine(own_thread),
             self.tokenizer,
             end_ids=self.end_ids,
             mode=self.mode,
@@ -61,7 +65,7 @@ class Parts:
             link=self.link,
         )
 
-    def _engine(self) -> StreamsEvents:
+    def _engine(self, own_thread: bool) -> StreamsEvents:
         from mlx_dspark.engine.caps import cap_policy
         from mlx_dspark.engine.engine import Engine
         from mlx_dspark.engine.loop import VerifyLoop
@@ -76,7 +80,7 @@ class Parts:
                 return Follower(FollowLoop(self.target, self.drafter, link=self.link), self.link)
             loop = partial(LeadLoop, link=self.link)
         cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
-        if self.max_batch > 1:
+        if own_thread:
             return Scheduler(self.target, self.drafter, cap=cap, max_rows=self.max_batch, loop=loop)
         return Engine(self.target, self.drafter, cap=cap, loop=loop)
 

@@ -16,11 +16,13 @@ from mlx_dspark.foundation.events import (
     Started,
     Text,
     TokenLogprob,
+    Trouble,
 )
 from mlx_dspark.foundation.request import FinishReason
 
 SessionEvent = EngineEvent | Text
-"""What `Session.stream` yields: Started, Prefilled*, then Committed and Text by turns, Finished."""
+"""What `Session.stream` yields: Started, Prefilled*, then Committed and Text by turns, Finished. Trouble may
+come anywhere between."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,11 @@ class Result:
         tuple[TokenLogprob, ...] | None,
         "For each token its `token` id, its natural-log `logprob` and the likeliest tokens as `top`; "
         "null unless asked for.",
+    ]
+    troubles: Annotated[
+        tuple[str, ...],
+        "Errors that cost time, not text: of the drafter, after which the answer was decoded plainly, or of "
+        "a round of several answers, after which this one's tokens were read again.",
     ]
 
     @property
@@ -143,6 +150,7 @@ class _Folding:
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
     reading: list[RoundReport] = field(default_factory=list)
     decoding: list[RoundReport] = field(default_factory=list)
     started: Started | None = None
@@ -161,6 +169,8 @@ class _Folding:
                 self.logprobs += event.logprobs
                 if not (self.reading and self.reading[-1] is event.report):
                     self.decoding.append(event.report)
+            case Trouble():
+                self.troubles.append(f"{event.what}: {event.error}")
             case Finished():
                 self.reason = event.reason
 
@@ -186,6 +196,7 @@ class _Folding:
             accept_lengths=tuple(report.committed for report in verifying),
             sources=_sources(verifying),
             logprobs=tuple(self.logprobs[:kept]) if self.logprobs else None,
+            troubles=tuple(self.troubles),
             **self._times(kept),
         )
 

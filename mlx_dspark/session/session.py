@@ -36,8 +36,8 @@ class Session:
     what those lost that MLX cannot hold as they are stored, `context` the most tokens prompt and answer may
     have together, 0 where that is not known.
 
-    Threads may share a session. Loaded with `max_batch` above 1 their answers run as one batch; otherwise
-    their rounds take turns.
+    Threads may share a session: at most `max_batch` of their answers are made at once, as one batch, and the
+    others wait. Answers are made whether they are read or not, until they are cancelled.
     """
 
     def __init__(
@@ -123,8 +123,9 @@ class Session:
         return self.fold(self.stream(prompt, settings, **options))
 
     def close(self) -> None:
-        """End the engine's thread, which there is with `max_batch` above 1, and the other processes of a run:
-        answers still being made are cancelled, and nothing can be asked afterwards."""
+        """End the engine's thread, and the other processes of a run: answers still being made are cancelled,
+        and nothing can be asked afterwards. Dropping the session, or the end of the program, closes it too.
+        """
         close = getattr(self.engine, "close", None)
         if close is not None:
             close()
@@ -148,7 +149,7 @@ def load(
     """Load a model, and what drafts for it, into a session. Without a name: the default model.
 
     `settings` are the fields of LoadSettings; `progress` is told what is being fetched and read. Of the
-    environment only MLX_DSPARK_CACHE_DIR is read, and the rank that a launcher gives one of several
+    environment only MLX_DSPARK_CACHE_DIR is read, and the rank that a launcher gives each of several
     processes, which then share the target; the variables named after flags are the command line's. Raises
     UsageError, LoadError or DownloadError naming the field or file at fault.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from mlx_dspark.contracts import Ask, Drafter, Observation, Proposal, Source, Ta
 from mlx_dspark.drafters.block import BlockDrafter
 from mlx_dspark.engine.caps import FixedCaps, cap_policy
 from mlx_dspark.engine.engine import Engine
-from mlx_dspark.foundation.events import Committed, EngineEvent, RoundReport
+from mlx_dspark.foundation.events import Committed, EngineEvent, RoundReport, Trouble
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.nn.context import ContextRows
 from mlx_dspark.session.result import Result
@@ -215,7 +215,7 @@ def _accepted(
         sampling = SamplingParams(temperature=temperature)
         chosen = prompts[start : start + ROWS]
         requests = [GenerateRequest(tuple(ids), tokens, sampling, end_ids) for ids in chosen]
-        events = (event for _, event in engine.run(requests))
+        events = _untroubled(event for _, event in engine.run(requests))
         reports += [e.report for e in events if isinstance(e, Committed) and e.report.drafted]
         mx.clear_cache()
     reached = [sum(report.accepted > i for report in reports) for i in range(drafter.max_draft)]
@@ -255,7 +255,15 @@ def _rate(
 
 
 def _fold(events: Iterable[EngineEvent]) -> Result:
-    return Result.fold(events)
+    return Result.fold(_untroubled(events))
+
+
+def _untroubled(events: Iterable[EngineEvent]) -> Iterator[EngineEvent]:
+    """The same events. Raises RuntimeError when the drafter raised: what follows is plain decoding."""
+    for event in events:
+        if isinstance(event, Trouble):
+            raise RuntimeError(f"The drafter cannot be measured.\n{event.traceback}")
+        yield event
 
 
 def as_dict(evaluation: Evaluation) -> dict[str, Any]:

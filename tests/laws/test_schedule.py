@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlx_dspark.engine.schedule import (
+    PADDING,
     PATIENCE,
     Load,
     Reading,
@@ -13,10 +14,13 @@ from mlx_dspark.engine.schedule import (
     may_admit,
     may_launch_ahead,
     next_work,
-    which_prompt,
+    which_prompts,
 )
 
-READINGS = st.lists(st.builds(Reading, st.integers(1, 5000), st.integers(0, 9)), max_size=6)
+READINGS = st.lists(st.builds(Reading, st.integers(1, 5000), st.integers(0, 9), st.booleans()), max_size=6)
+SHORT = st.lists(
+    st.builds(Reading, st.integers(1, 60), st.integers(0, 9), st.booleans()), min_size=1, max_size=9
+)
 LOADS = st.builds(
     Load,
     waiting=st.integers(0, 5),
@@ -71,7 +75,7 @@ def test_no_prompt_is_passed_over_for_ever(first: list[int], later: list[int]) -
     """Short prompts keep coming in the places of those that were read."""
     reading, arriving, most = [Reading(left) for left in first], iter(later), len(first)
     while reading:
-        place = which_prompt(reading)
+        place = which_prompts(reading, 1)[0]
         reading = [
             Reading(each.left - 1, 0) if i == place else Reading(each.left, each.passed_over + 1)
             for i, each in enumerate(reading)
@@ -83,6 +87,27 @@ def test_no_prompt_is_passed_over_for_ever(first: list[int], later: list[int]) -
 
 
 def test_the_shortest_prompt_comes_first_among_the_patient() -> None:
-    assert which_prompt([Reading(900, 2), Reading(20), Reading(300, 3)]) == 1
-    assert which_prompt([Reading(900, PATIENCE), Reading(20)]) == 0
-    assert which_prompt([Reading(5), Reading(5)]) == 0
+    assert which_prompts([Reading(900, 2), Reading(20), Reading(300, 3)], 512) == [1]
+    assert which_prompts([Reading(900, PATIENCE), Reading(20)], 512) == [0]
+    assert which_prompts([Reading(5), Reading(5)], 512) == [0]
+
+
+@given(SHORT, st.integers(1, 200))
+def test_prompts_that_share_a_chunk_are_whole_and_fit_it_with_little_padding(
+    reading: list[Reading], chunk: int
+) -> None:
+    chosen = which_prompts(reading, chunk)
+    assert len(set(chosen)) == len(chosen) >= 1
+    assert chosen[0] == which_prompts([Reading(r.left, r.passed_over) for r in reading], chunk)[0]
+    if len(chosen) > 1:
+        lengths = [reading[place].left for place in chosen]
+        assert all(reading[place].whole for place in chosen)
+        assert len(chosen) * max(lengths) <= chunk
+        assert len(chosen) * max(lengths) <= (1 + PADDING) * sum(lengths)
+
+
+def test_whole_prompts_of_similar_length_share_a_chunk() -> None:
+    reading = [Reading(20, 0, True), Reading(90, 0, True), Reading(22, 0, True), Reading(21)]
+    assert which_prompts(reading, 512) == [0, 2]
+    assert which_prompts(reading, 43) == [0]
+    assert which_prompts([Reading(9, 0, True)] * 5, 36) == [0, 1, 2, 3]

@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlx_dspark.contracts import Ask, Drafter, Proposal
+from mlx_dspark.contracts import Drafter
 from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine.caps import FixedCaps, cap_policy
@@ -26,7 +26,7 @@ from mlx_dspark.engine.engine import Engine
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.engine.stream import Stream
 from mlx_dspark.foundation.errors import ContextOverflow, RequestError
-from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Prefilled, Started
+from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Prefilled, Started, Trouble
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
@@ -333,83 +333,122 @@ def test_a_stop_check_that_raises_fails_its_own_row(how: str, at: int) -> None:
         assert (answer(before), answer(after)) == (alone(3), alone(1))
 
 
-class Moody(ScriptedDrafter):
-    """Raises when a row of a certain text is to be drafted, or any row is observed."""
+class Failing:
+    """The tiny target, whose forward raises where `when` says so of the tokens fed and the depths."""
 
-    def __init__(self, prompt: Sequence[int] = (), *, observe_at: int | None = None) -> None:
-        texts = [[*request(i).prompt, *alone(i)] for i in range(20)]
-        super().__init__(TextOracle(texts), 0.7, vocab=VOCAB)
-        self._prompt, self._observe_at, self._observed = list(prompt), observe_at, 0
+    def __init__(self, when: Callable[[mx.array, list[int]], bool]) -> None:
+        self.spec = target().spec
+        self.new_rows = target().new_rows
+        self.when = when
 
-    def propose(self, rows: Any, ask: Ask) -> Proposal:
-        for tokens, cap in zip(rows.tokens, ask.caps, strict=True):
-            if cap and self._prompt and tokens[: len(self._prompt)] == self._prompt and len(tokens) > 12:
-                raise ValueError("a broken drafter")
-        return super().propose(rows, ask)
-
-    def observe(self, rows: Any, seen: Any) -> None:
-        self._observed += len(seen.tokens) > 1
-        if self._observe_at is not None and self._observed == self._observe_at:
-            self._observe_at = None
-            raise ValueError("a broken drafter")
-        super().observe(rows, seen)
+    def forward(self, tokens: mx.array, rows: Any, **options: Any) -> Any:
+        if self.when(tokens, rows.depth):
+            raise RuntimeError("out of memory")
+        return target().forward(tokens, rows, **options)
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-def test_a_row_whose_drafts_raise_fails_alone(place: int) -> None:
-    with Scheduler(target(), Moody(PROMPTS[1]), cap=FixedCaps({"scripted": 2}), max_rows=3) as engine:
-        held = Hold(engine)
-        order = [3, 2]
-        order.insert(place, 1)
-        streams = {i: engine.submit(request(i)) for i in order}
-        held.release()
-        with pytest.raises(ValueError, match="a broken drafter"):
-            answer(streams[1])
-        assert (answer(streams[3]), answer(streams[2])) == (alone(3), alone(2))
+def once(at: int) -> Callable[[mx.array, list[int]], bool]:
+    calls = itertools.count(1)
+    return lambda tokens, depth: next(calls) == at
 
 
-def test_an_error_that_kills_a_round_fails_its_rows_and_the_thread_lives_on() -> None:
-    with Scheduler(target(), Moody(observe_at=3), cap=FixedCaps({"scripted": 2}), max_rows=3) as engine:
-        held = Hold(engine)
-        streams = [engine.submit(request(i)) for i in range(3)]
-        held.release()
-        for stream in streams:
-            with pytest.raises(ValueError, match="a broken drafter") as caught:
-                answer(stream)
-            assert "In the engine thread" in caught.value.__notes__[0]
+@pytest.mark.usefixtures("troubles")
+@pytest.mark.parametrize("at", [1, 2, 3, 5, 7, 9, 12, 16, 20])
+@drafting
+def test_a_forward_that_raises_once_fails_at_most_a_request_that_was_alone_in_it(how: str, at: int) -> None:
+    failing: Any = Failing(once(at))
+    drafter, cap = DRAFTING[how]()
+    with Scheduler(failing, drafter, cap=cap, max_rows=4) as engine:
+        streams = [engine.submit(request(i)) for i in range(4)]
+        outcomes = [outcome(stream) for stream in streams]
+        for i, (events, error) in enumerate(outcomes):
+            got = tokens_of(iter(events))
+            assert got == alone(i)[: len(got)]
+            assert (error is None) == (got == alone(i))
+            assert error is None or "out of memory" in str(error)
+        failed = sum(error is not None for _, error in outcomes)
+        told = sum(
+            isinstance(e, Trouble) and e.what == "read again" for events, _ in outcomes for e in events
+        )
+        assert failed <= 1
+        assert failed == 0 or told == 0
+        failing.when = lambda tokens, depth: False
         assert answer(engine.submit(request(3))) == alone(3)
 
 
-class Failing:
-    """A target whose forward raises once."""
-
-    def __init__(self, at: int) -> None:
-        self.spec = target().spec
-        self.new_rows = target().new_rows
-        self._left = at
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
-        self._left -= 1
-        if self._left == 0:
-            raise RuntimeError("out of memory")
-        return target().forward(*arguments, **options)
+def outcome(stream: Stream) -> tuple[list[EngineEvent], Exception | None]:
+    """What came, and what was raised."""
+    events: list[EngineEvent] = []
+    try:
+        while True:
+            events.append(stream.next(DEADLINE))
+    except StopIteration:
+        return events, None
+    except Exception as error:  # noqa: BLE001
+        return events, error
 
 
-@pytest.mark.parametrize("at", range(1, 14))
-def test_a_forward_that_raises_at_any_round_fails_the_rows_that_it_served(at: int) -> None:
-    failing: Any = Failing(at)
+@pytest.mark.usefixtures("troubles")
+@pytest.mark.parametrize("deepest", [30, 41, 45, 55])
+def test_a_row_that_makes_every_forward_raise_fails_alone(deepest: int) -> None:
+    """Request 2 is the only one that gets so deep, while its prompt is read or later."""
+    failing: Any = Failing(lambda tokens, depth: max(depth) + tokens.shape[1] > deepest)
+    with Scheduler(failing, max_rows=4, prefill_chunk=8) as engine:
+        held = Hold(engine)
+        streams = {i: engine.submit(request(i)) for i in (3, 2, 1, 0)}
+        held.release()
+        with pytest.raises(RuntimeError, match="out of memory") as caught:
+            answer(streams.pop(2))
+        assert "In the engine thread" in caught.value.__notes__[0]
+        assert {i: answer(stream) for i, stream in streams.items()} == {i: alone(i) for i in streams}
+
+
+def test_short_prompts_that_meet_are_read_together() -> None:
+    with scheduler("70%", max_rows=6) as engine:
+        held = Hold(engine)
+        streams = [engine.submit(request(i)) for i in (1, 3, 5, 7, 9)]
+        held.release()
+        events = [events_of(stream) for stream in streams]
+    read = [e.report for each in events for e in each if isinstance(e, Prefilled)]
+    assert [report.rows for report in read] == [5] * 5
+    assert sorted(report.certain for report in read) == [6, 6, 6, 8, 8]
+    assert [tokens_of(iter(each)) for each in events] == [alone(i) for i in (1, 3, 5, 7, 9)]
+
+
+@pytest.mark.usefixtures("troubles")
+@pytest.mark.parametrize("bad", [None, 3])
+def test_prompts_that_cannot_be_read_together_are_read_alone(bad: int | None) -> None:
+    """One of them cannot be read at all, or each can."""
+
+    def when(tokens: mx.array, depth: list[int]) -> bool:
+        together = len(depth) > 1 and max(depth) == 0
+        return together or (
+            bad is not None and tokens[:, : len(PROMPTS[bad])].tolist() == [list(PROMPTS[bad])]
+        )
+
+    failing: Any = Failing(when)
+    with Scheduler(failing, max_rows=6) as engine:
+        held = Hold(engine)
+        streams = {i: engine.submit(request(i)) for i in (1, 3, 5)}
+        held.release()
+        for i, stream in streams.items():
+            events, error = outcome(stream)
+            assert sum(isinstance(e, Trouble) and e.what == "read again" for e in events) == 1
+            assert (error is not None) == (i == bad)
+            assert error is not None or tokens_of(iter(events)) == alone(i)
+
+
+@pytest.mark.usefixtures("troubles")
+def test_rows_that_fail_only_in_company_are_not_read_again_for_ever() -> None:
+    failing: Any = Failing(lambda tokens, depth: len(depth) > 1)
     with Scheduler(failing, max_rows=3) as engine:
-        streams = [engine.submit(request(i)) for i in range(3)]
-        failures = []
-        for i, stream in enumerate(streams):
-            try:
-                given = answer(stream)
-            except RuntimeError as error:
-                failures.append(str(error))
-            else:
-                assert given == alone(i)
-        assert failures
-        assert all("out of memory" in failure for failure in failures)
+        held = Hold(engine)
+        streams = [engine.submit(request(i, 60)) for i in range(3)]
+        held.release()
+        outcomes = [outcome(stream) for stream in streams]
+        assert any(error is not None for _, error in outcomes)
+        for i, (events, error) in enumerate(outcomes):
+            assert error is not None or tokens_of(iter(events)) == alone(i, 60)
         assert answer(engine.submit(request(3))) == alone(3)
 
 

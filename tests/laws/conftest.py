@@ -1,0 +1,32 @@
+"""What holds for every law."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mlx_dspark.foundation.events import Trouble
+
+
+@pytest.fixture(autouse=True)
+def no_unexpected_trouble(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A drafter that raises costs no text, so laws about text would not notice: it fails any test that does
+    not ask for `troubles`."""
+    seen: list[Trouble] = []
+    made = Trouble.of
+
+    def watched(*arguments: Any) -> Trouble:
+        seen.append(made(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(Trouble, "of", watched)
+    yield
+    if "troubles" not in request.fixturenames:
+        assert not seen, seen[0].traceback
+
+
+@pytest.fixture
+def troubles() -> None:
+    """Permits Trouble."""
