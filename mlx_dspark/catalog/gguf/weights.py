@@ -94,9 +94,9 @@ def float_type(tensors: Iterable[ReaderTensor], *, on_cpu: bool) -> mx.Dtype:
 def read_tensor(file: GGUFFile, tensor: ReaderTensor, dtype: mx.Dtype) -> Read:
     """One tensor, its scales and biases in `dtype`, evaluated, and the relative RMS error of that.
 
-    A dense matrix keeps the file's type where `dtype` is float32, to which the 16-bit types promote; any other
-    dense tensor is turned to `dtype`. Raises UnsupportedModel for a format that the `gguf` package cannot read,
-    BadCheckpoint for weights that are not finite in `dtype`.
+    A dense matrix keeps the file's type where `dtype` is float32, to which the 16-bit types promote; any
+    other dense tensor is turned to `dtype`. Raises UnsupportedModel for a format that the `gguf` package
+    cannot read, BadCheckpoint for weights that are not finite in `dtype`.
     """
     try:
         with np.errstate(all="ignore"):
