@@ -23,6 +23,8 @@ from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
 from mlx_dspark.foundation.errors import DsparkError, UsageError
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 
+ONE_ANSWER = "max_batch"
+"""The knob that a command which makes one answer at a time has no use for."""
 _TOP_LEVEL_FLAGS = ("--help", "-h", "--version")
 
 ACCEPT_LENGTH = (
@@ -108,9 +110,11 @@ def build_app() -> App:
     )
     app["--help"].group = app["--version"].group = "Options"
     with_settings = {
-        "generate": with_flags(generate, AskSettings, LoadSettings, GenerateSettings),
-        "chat": with_flags(chat, LoadSettings, GenerateSettings, without=("logprobs", "chat_template")),
-        "demo": with_flags(demo, LoadSettings),
+        "generate": with_flags(generate, AskSettings, LoadSettings, GenerateSettings, without=(ONE_ANSWER,)),
+        "chat": with_flags(
+            chat, LoadSettings, GenerateSettings, without=(ONE_ANSWER, "logprobs", "chat_template")
+        ),
+        "demo": with_flags(demo, LoadSettings, without=(ONE_ANSWER,)),
     }
     for name, command in with_settings.items():
         app.command(command, name=name, help_epilogue=_FLAGS_EPILOGUE)

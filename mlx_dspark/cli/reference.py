@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mlx_dspark.cli.flags import negative_of
-from mlx_dspark.cli.main import ACCEPT_LENGTH
+from mlx_dspark.cli.main import ACCEPT_LENGTH, ONE_ANSWER
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 from mlx_dspark.session.result import Result
@@ -40,9 +40,10 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 A flag wins over the environment, the environment over the default. A switch in the environment is on as
 `true`, `1`, `yes` or `on`, and off as `false`, `0`, `no` or `off`. From Python the same names, with
 underscores, are arguments of `load` (model and drafting), `Session.generate` and `Session.stream` (answer);
-the variables are read by the command line only.
+`load` also takes `max_batch`, how many threads one session answers at once (1). The variables are read by the
+command line only.
 
-`MLX_DSPARK_CACHE_DIR` names the folder of the default model and of measurements (`cpu-weights.json`), and is
+`MLX_DSPARK_CACHE_DIR` names the folder of the default model and of measurements (`cpu-weights.json`, `faithful.json`), and is
 read from Python too; without it that is `~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache,
 which `HF_HOME` moves.
 
@@ -72,7 +73,7 @@ def _section_lines(section: type[Settings], taken_by: str) -> Iterator[str]:
     yield f"## {section.group}\n\nTaken by {taken_by}.\n"
     yield "| Flag | Environment | Takes | Default | Meaning |"
     yield "|---|---|---|---|---|"
-    for knob in section.knobs():
+    for knob in (knob for knob in section.knobs() if knob.name != ONE_ANSWER):
         cells = [
             _flags(knob),
             f"`{knob.env}`" if knob.env else "",

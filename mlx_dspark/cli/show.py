@@ -61,7 +61,7 @@ def open_session(loading: LoadSettings, progress: Progress) -> Session:
     """Load a model and say what was loaded, and how."""
     from mlx_dspark.session.pair import load_parts
 
-    session = load_parts(loading, progress).session(own_thread=loading.max_batch > 1)
+    session = load_parts(loading, progress).session(own_thread=False)
     progress.clear()
     parts = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
     note(" · ".join(part for part in parts if part))

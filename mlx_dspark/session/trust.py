@@ -70,6 +70,6 @@ def refuse_unfaithful(
     if max_batch > 1 and found.rows:
         raise UnsupportedModel(
             f"This model cannot answer several requests at once: {found.rows}.",
-            "Leave --max-batch out.",
+            "Leave max_batch out.",
             field="max_batch",
         )

@@ -342,7 +342,7 @@ def test_a_full_disk_of_the_hub_is_told_so(hub: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(
     ("family", "given", "reason"),
-    [("falcon_h1", {}, "CacheList"), ("gpt_oss", {"kv_bits": 4}, "RotatingKVCache")],
+    [("deepseek_v41", {}, "LayerCache"), ("gpt_oss", {"kv_bits": 4}, "RotatingKVCache")],
 )
 def test_a_model_that_cannot_run_is_refused_before_its_weights_are_fetched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, given: dict[str, Any], reason: str
