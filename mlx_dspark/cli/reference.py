@@ -43,9 +43,9 @@ underscores, are arguments of `load` (model and drafting), `Session.generate` an
 `load` also takes `max_batch`, how many threads one session answers at once (1). The variables are read by the
 command line only.
 
-`MLX_DSPARK_CACHE_DIR` names the folder of the default model and of measurements (`cpu-weights.json`, `faithful.json`), and is
-read from Python too; without it that is `~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache,
-which `HF_HOME` moves.
+`MLX_DSPARK_CACHE_DIR` names the folder of the default model and of what was found out about machine and
+models (`cpu-weights.json`, `faithful.json`), and is read from Python too; without it that is
+`~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache, which `HF_HOME` moves.
 
 The closing line counts rounds, forward passes of the target, and says how many of them read the prompt.
 {ACCEPT_LENGTH} `context full` in place of `length` says that prompt and answer fill the model's context.
