@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from mlx_lm.models import llama
-from mlx_lm.models.cache import ChunkedKVCache
+from mlx_lm.models.cache import ConcatenateKVCache
 
 from mlx_dspark.cli.chat import Talk
 from mlx_dspark.cli.main import run
@@ -147,13 +147,13 @@ def test_a_full_context_is_told_from_the_token_limit(cli: Cli) -> None:
 def test_states_that_cannot_be_taken_back_are_refused_before_weights_are_read(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = save_tiny(tmp_path / "chunked")
-    monkeypatch.setattr(llama.Model, "make_cache", lambda self: [ChunkedKVCache(16) for _ in self.layers])
+    folder = save_tiny(tmp_path / "joined")
+    monkeypatch.setattr(llama.Model, "make_cache", lambda self: [ConcatenateKVCache() for _ in self.layers])
     monkeypatch.setattr(
         "mlx_dspark.catalog.checkpoint._evaluate", lambda *_: pytest.fail("weights were read")
     )
     done = cli("--model", str(folder), "--prompt", "hi")
-    _refused(done, "ChunkedKVCache")
+    _refused(done, "ConcatenateKVCache")
     assert "such as a Llama" not in done.err
 
 

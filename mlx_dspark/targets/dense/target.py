@@ -126,6 +126,12 @@ class DenseTarget:
             return self.model(tokens, cache=caches)
 
     @property
+    def kv_bits(self) -> set[int]:
+        """In how many bits keys and values are held, where they are quantized."""
+        layers = self._plan.new_rows(1, self._attention).layers
+        return {layer.bits for layer in layers if isinstance(layer, QuantizedKVState)}
+
+    @property
     def state_kinds(self) -> list[str]:
         """The kinds of states, sorted, with the number of bits where they are quantized."""
         layers = self._plan.new_rows(1, self._attention).layers

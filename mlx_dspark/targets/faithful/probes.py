@@ -136,7 +136,8 @@ def _alike(target: DenseTarget, a: mx.array, b: mx.array) -> bool:
 
 
 def _tolerance(target: DenseTarget) -> float:
-    """A few roundings of the coarsest numbers that the model is made of, and of long sums in float32."""
+    """A few roundings of the coarsest numbers that the model is made of, and of long sums in float32; with
+    quantized keys and values a step of theirs, which the smallest rounding before it can tip."""
     weights: Any = tree_flatten(target.model.parameters())
     kinds = {weight.dtype for _, weight in weights if mx.issubdtype(weight.dtype, mx.floating)}
-    return max([1e-3, *(8 * mx.finfo(kind).eps for kind in kinds)])
+    return max([1e-3, *(8 * mx.finfo(kind).eps for kind in kinds), *(2.0**-bits for bits in target.kv_bits)])
