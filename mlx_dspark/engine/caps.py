@@ -83,6 +83,7 @@ class RoundTimes:
     KEPT = 15
     MOST_WAITED = 0.1
     SOONEST_PROBE, LATEST_PROBE = 16, 256
+    PROBE_SHARE = 0.01
 
     def __init__(self) -> None:
         self._seconds: dict[tuple[int, int], deque[float]] = {}
@@ -110,8 +111,14 @@ class RoundTimes:
         if report.width > 1:
             later = 2 * self._probe_after.get(report.rows, self.SOONEST_PROBE)
             probed = self.probing(report.rows)
-            self._probe_after[report.rows] = min(later, self.LATEST_PROBE) if probed else self.SOONEST_PROBE
+            usual = min(later, self.LATEST_PROBE) if probed else self.SOONEST_PROBE
+            self._probe_after[report.rows] = max(usual, self._affordable(report.rows))
         self._plain_since[report.rows] = since + 1 if report.width == 1 else 0
+
+    def _affordable(self, rows: int) -> int:
+        """After how many plain rounds one like the present costs no more than its share of them."""
+        plain = self._medians.get(rows, {}).get(1)
+        return ceil((self._charged - plain) / (self.PROBE_SHARE * plain)) if plain else 0
 
     def _note(self, rows: int, width: int) -> None:
         kept = self._seconds.setdefault((rows, width), deque(maxlen=self.KEPT))
@@ -124,7 +131,7 @@ class RoundTimes:
 
     def probing(self, rows: int) -> bool:
         """Whether so many rows have decoded plainly for so long that a draft is due, to see what it brings;
-        rarer after each that was followed by none."""
+        rarer after each that was followed by none, and the more it costs."""
         return self._plain_since.get(rows, 0) >= self._probe_after.get(rows, self.SOONEST_PROBE)
 
     def widest(self, rows: int) -> int:

@@ -147,6 +147,7 @@ def test_rows_learn_apart_and_sources_are_parked_apart() -> None:
 COSTS = {
     "flat": lambda rows, width: 0.010 + 0.0001 * rows * width,
     "by position": lambda rows, width: 0.006 + 0.004 * rows * width,
+    "dear drafts": lambda rows, width: 0.010 if width == 1 else 0.030 + 0.001 * rows * width,
     "knee": lambda rows, width: 0.010 * max(1.0, rows * width / 8),
 }
 
@@ -210,6 +211,16 @@ def test_a_batch_is_never_much_slower_than_plain(
 ) -> None:
     seconds, plain, _ = company(COSTS[cost], accepted, source=source, hits=hits)
     assert seconds <= plain / 0.97
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+@pytest.mark.parametrize("tokens", [200, 400, 3000])
+def test_what_a_batch_spends_on_probes_stays_within_its_share(rows: int, tokens: int) -> None:
+    """But for the first, whose price nobody knows."""
+    cost = COSTS["dear drafts"]
+    seconds, plain, drafting = company(cost, (0.0,) * rows, source=BLOCK, tokens=tokens, lives=1)
+    assert drafting > 0
+    assert seconds - plain <= 0.015 * plain + 1.1 * (cost(rows, 2) - cost(rows, 1))
 
 
 @pytest.mark.parametrize("rows", [2, 4, 8])
