@@ -94,15 +94,16 @@ class RoundTimes:
         self._landed_at = 0.0
         self._charged = 0.0
 
-    def charge(self, report: RoundReport) -> float:
-        """Seconds this round took; the same answer for each of its rows."""
+    def charge(self, report: RoundReport, *, warm: bool = True) -> float:
+        """Seconds this round took; the same answer for each of its rows. One that is not `warm` tells nothing
+        of the next like it."""
         if report.landed_at == self._landed_at:
             return self._charged
         self._charged = report.landed_at - max(report.launched_at, self._landed_at)
         self._landed_at = report.landed_at
         if report.certain == 1:
             self._count(report)
-            if report.waited <= self.MOST_WAITED * self._charged:
+            if warm and report.waited <= self.MOST_WAITED * self._charged:
                 self._note(report.rows, report.width)
         return self._charged
 
@@ -270,12 +271,15 @@ class _SourceCap:
                 paying.append(cap)
         return paying
 
-    def observe(self, report: RoundReport, seconds: float) -> None:
+    def observe(self, report: RoundReport, seconds: float, warm: bool) -> None:
         plain = self._times.seconds(report.rows, 1)
         if report.source == self._source.name and report.drafted:
             self._count(report)
             if plain is not None and report.rows == 1:
-                self._weigh(report.committed * plain, seconds, plain)
+                if warm:
+                    self._weigh(report.committed * plain, seconds, plain)
+                elif not self._paying(1):
+                    self._park(plain, hopeless=True)
             if self._choose:
                 self._best = self._fastest()
         elif self._left_parked:
@@ -295,9 +299,12 @@ class _SourceCap:
         hopeless = not self._paying(1)
         losing = self._earned < self._spent * self.MARGIN
         if hopeless or (losing and (self._rounds >= self.TRIAL or self._lost > 2 * plain)):
-            least = self.HOPELESS_PARK if hopeless else self.SHORTEST_PARK
-            self._left_parked = max(least, ceil(self._lost / (self.LOSS * plain)))
-            self._start_trial()
+            self._park(plain, hopeless=hopeless)
+
+    def _park(self, plain: float, *, hopeless: bool) -> None:
+        least = self.HOPELESS_PARK if hopeless else self.SHORTEST_PARK
+        self._left_parked = max(least, ceil(self._lost / (self.LOSS * plain)))
+        self._start_trial()
 
     def _fastest(self) -> int:
         """The cap with the most committed tokens per second; the present one unless another is 3 % better."""
@@ -318,9 +325,17 @@ class LiveRowCaps:
     """Caps of one row from its own acceptance and the round times seen so far."""
 
     def __init__(
-        self, sources: Sequence[Source], times: RoundTimes, pools: Mapping[str, _Pool], choose: bool
+        self,
+        sources: Sequence[Source],
+        times: RoundTimes,
+        pools: Mapping[str, _Pool],
+        choose: bool,
+        met: set[tuple[str, int]],
     ) -> None:
         self._times = times
+        self._fixed = {source.name for source in sources if not source.own_length}
+        self._begun: set[str] = set()
+        self._met = met
         self._sources = {
             source.name: _SourceCap(source, times, pools[source.name], choose) for source in sources
         }
@@ -335,9 +350,20 @@ class LiveRowCaps:
         return any(source.measuring(rows) for source in self._sources.values())
 
     def observe(self, report: RoundReport) -> None:
-        seconds = self._times.charge(report)
+        warm = self._warm(report)
+        seconds = self._times.charge(report, warm=warm)
         for source in self._sources.values():
-            source.observe(report, seconds)
+            source.observe(report, seconds, warm)
+
+    def _warm(self, report: RoundReport) -> bool:
+        """Whether a round alone tells what the next like it takes. A drafter reads the prompt before the
+        first draft of a row, and kernels are made ready in the first round of a width."""
+        if report.rows > 1 or not report.drafted or report.source not in self._fixed:
+            return True
+        known = report.source in self._begun and (report.source, report.width) in self._met
+        self._begun.add(report.source)
+        self._met.add((report.source, report.width))
+        return known
 
 
 class LiveCaps:
@@ -352,9 +378,10 @@ class LiveCaps:
         self._choose = choose
         self._times = RoundTimes()
         self._pools = {source.name: _Pool(source.max_draft) for source in sources}
+        self._met: set[tuple[str, int]] = set()
 
     def row(self) -> LiveRowCaps:
-        return LiveRowCaps(self._sources, self._times, self._pools, self._choose)
+        return LiveRowCaps(self._sources, self._times, self._pools, self._choose, self._met)
 
 
 def cap_policy(max_draft: MaxDraft, sources: Sequence[Source]) -> CapPolicy:

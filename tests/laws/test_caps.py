@@ -84,6 +84,22 @@ def test_a_good_drafter_on_a_flat_curve_is_used_throughout(choose: bool) -> None
 
 
 @CHOOSERS
+def test_kernels_that_are_made_ready_in_the_first_round_of_a_width_park_nobody(choose: bool) -> None:
+    machine = Machine(flat, 0.9)
+    met: set[int] = set()
+
+    def cold(width: int) -> float:
+        price = flat(width) if width in met or width == 1 else 8 * flat(width)
+        met.add(width)
+        return price
+
+    machine.cost = cold
+    seconds, caps = machine.run(LiveCaps([BLOCK], choose=choose), BLOCK, 300)
+    assert caps.count(0) <= 3
+    assert seconds < 300 * flat(1) / 2
+
+
+@CHOOSERS
 def test_a_losing_drafter_is_parked_and_probed(choose: bool) -> None:
     _, caps = Machine(steep, 0.1).run(LiveCaps([BLOCK], choose=choose), BLOCK, 2000)
     assert caps.count(0) > 0.97 * len(caps)
