@@ -70,7 +70,7 @@ class Result:
         Mapping[str, SourceCount],
         "By name of drafter: `rounds` it drafted in, tokens `drafted`, tokens `accepted`.",
     ]
-    seconds: Annotated[float, "Seconds from the request to the last token."]
+    seconds: Annotated[float, "Seconds from when the answer was begun to the last token."]
     prefill_seconds: Annotated[float, "Seconds to the end of the prompt."]
     ttft_seconds: Annotated[float, "Seconds to the first token."]
     decode_tokens_per_sec: Annotated[

@@ -68,6 +68,12 @@ def test_the_content_finds_it_under_any_name(home: Path, model: Path, tmp_path: 
     assert found(model) == found(tmp_path / "elsewhere.gguf") == home / "tiny"
 
 
+def test_a_folder_that_holds_the_model_alone_stands_for_it(home: Path, model: Path, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "any.gguf").write_bytes(model.read_bytes())
+    assert mlx_dspark.load(tmp_path / "folder", lookup_drafts=False).mode == "dspark"
+
+
 def test_another_content_of_that_name_and_size_does_not(home: Path, model: Path) -> None:
     content = bytearray(model.read_bytes())
     content[-1] ^= 1

@@ -109,7 +109,8 @@ def _open_one(path: Path) -> GGUFFile:
             f"{path} is cut short: its header does not end within its {size} bytes.", FETCH_AGAIN
         ) from error
     except (ValueError, KeyError, OverflowError, OSError) as error:
-        raise BadCheckpoint(f"{path} is not a readable GGUF file: {error}.", FETCH_AGAIN) from error
+        said = str(error).rstrip(". ")
+        raise BadCheckpoint(f"{path} is not a readable GGUF file: {said}.", FETCH_AGAIN) from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     return GGUFFile(path, metadata, tensors, (path,))
 
