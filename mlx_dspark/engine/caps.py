@@ -278,8 +278,8 @@ class _SourceCap:
             if plain is not None and report.rows == 1:
                 if warm:
                     self._weigh(report.committed * plain, seconds, plain)
-                elif not self._paying(1):
-                    self._park(plain, hopeless=True)
+                else:
+                    self._pass_over(plain)
             if self._choose:
                 self._best = self._fastest()
         elif self._left_parked:
@@ -300,6 +300,12 @@ class _SourceCap:
         losing = self._earned < self._spent * self.MARGIN
         if hopeless or (losing and (self._rounds >= self.TRIAL or self._lost > 2 * plain)):
             self._park(plain, hopeless=hopeless)
+
+    def _pass_over(self, plain: float) -> None:
+        """A round of the trial whose time tells nothing."""
+        self._rounds += 1
+        if not self._paying(1):
+            self._park(plain, hopeless=True)
 
     def _park(self, plain: float, *, hopeless: bool) -> None:
         least = self.HOPELESS_PARK if hopeless else self.SHORTEST_PARK
@@ -330,12 +336,12 @@ class LiveRowCaps:
         times: RoundTimes,
         pools: Mapping[str, _Pool],
         choose: bool,
-        met: set[tuple[str, int]],
+        widest: dict[str, int],
     ) -> None:
         self._times = times
         self._fixed = {source.name for source in sources if not source.own_length}
         self._begun: set[str] = set()
-        self._met = met
+        self._widest = widest
         self._sources = {
             source.name: _SourceCap(source, times, pools[source.name], choose) for source in sources
         }
@@ -357,12 +363,13 @@ class LiveRowCaps:
 
     def _warm(self, report: RoundReport) -> bool:
         """Whether a round alone tells what the next like it takes. A drafter reads the prompt before the
-        first draft of a row, and kernels are made ready in the first round of a width."""
+        first draft of a row, and kernels are made ready in a round wider than any before."""
         if report.rows > 1 or not report.drafted or report.source not in self._fixed:
             return True
-        known = report.source in self._begun and (report.source, report.width) in self._met
+        widest = self._widest.get(report.source, 0)
+        known = report.source in self._begun and report.width <= widest
         self._begun.add(report.source)
-        self._met.add((report.source, report.width))
+        self._widest[report.source] = max(widest, report.width)
         return known
 
 
@@ -378,10 +385,10 @@ class LiveCaps:
         self._choose = choose
         self._times = RoundTimes()
         self._pools = {source.name: _Pool(source.max_draft) for source in sources}
-        self._met: set[tuple[str, int]] = set()
+        self._widest: dict[str, int] = {}
 
     def row(self) -> LiveRowCaps:
-        return LiveRowCaps(self._sources, self._times, self._pools, self._choose, self._met)
+        return LiveRowCaps(self._sources, self._times, self._pools, self._choose, self._widest)
 
 
 def cap_policy(max_draft: MaxDraft, sources: Sequence[Source]) -> CapPolicy:
