@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from importlib.util import find_spec
+from threading import get_ident
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +20,8 @@ import mlx.nn as nn
 _SEAM = "scaled_dot_product_attention"
 
 FEW_QUERIES = 8
+
+FEW_ON_CUDA = 32
 
 Attention = Callable[[mx.array, mx.array, mx.array, float, Any, Any], mx.array]
 """`(queries, keys, values, scale, mask, sinks)` to `[batch, heads, width, head_dim]`."""
@@ -39,31 +43,38 @@ class RowMasks(tuple[Any, ...]):
 def stock_attention(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
 ) -> mx.array:
-    """MLX's own; on CUDA in groups of queries, see `_in_threes`."""
-    width = queries.shape[2]
-    if 3 < width <= 32 and sinks is None and (mask is None or mask == "causal") and mx.cuda.is_available():
-        return _in_threes(queries, keys, values, scale, mask is not None)
+    """MLX's own; on CUDA products for few queries, see `few_queries`."""
+    if sinks is None and 1 < queries.shape[2] <= FEW_ON_CUDA and mx.cuda.is_available():
+        attended = few_queries(queries, keys, values, scale, mask)
+        if attended is not None:
+            return attended
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
-def _in_threes(queries: mx.array, keys: mx.array, values: mx.array, scale: float, causal: bool) -> mx.array:
-    """Few queries, three at a time: MLX's CUDA kernel for decoding takes so many, and more go to cuDNN, which
-    plans anew for every length of the keys and takes longer for that than for the rest of the round."""
-    width, length = queries.shape[2], keys.shape[2]
-    parts = []
-    for begin in range(0, width, 3):
-        end = min(begin + 3, width)
-        seen = length - width + end if causal else length
-        parts.append(
-            mx.fast.scaled_dot_product_attention(
-                queries[:, :, begin:end],
-                keys[:, :, :seen],
-                values[:, :, :seen],
-                scale=scale,
-                mask="causal" if causal and end - begin > 1 else None,
-            )
-        )
-    return mx.concatenate(parts, axis=2)
+def few_queries(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any
+) -> mx.array | None:
+    """Attention of a few queries as products; None where the mask is an array of numbers.
+
+    MLX's CUDA back end hands more than one query to cuDNN, which makes a plan for every new length of the
+    keys, and a decoding round has a new length each time.
+    """
+    if isinstance(mask, str):
+        return grouped(queries, keys, values, scale, causal_mask(queries.shape[2], keys.shape[2]))
+    if mask is None or mask.dtype == mx.bool_:
+        return grouped(queries, keys, values, scale, mask)
+    return None
+
+
+def causal_mask(width: int, length: int) -> mx.array:
+    """`[width, length]`: which of `length` keys each of the last `width` positions sees. Layers share one."""
+    return _causal_mask(width, length, get_ident())
+
+
+@lru_cache(maxsize=8)
+def _causal_mask(width: int, length: int, thread: int) -> mx.array:
+    del thread
+    return mx.arange(length) <= mx.arange(length - width, length)[:, None]
 
 
 def masked_attention() -> Attention:
@@ -75,17 +86,27 @@ def masked_attention() -> Attention:
 def grouped_attention(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
 ) -> mx.array:
-    """Matrix products over groups of query heads where few queries come with an array for a mask, else
-    MLX's own. A mask `[rows, 1, width, keys]` of booleans shows what is seen."""
-    rows, heads, width, dim = queries.shape
+    """`grouped` where few queries come with an array of booleans for a mask, else MLX's own."""
+    width = queries.shape[2]
     if width > FEW_QUERIES or not isinstance(mask, mx.array) or mask.dtype != mx.bool_ or sinks is not None:
         return stock_attention(queries, keys, values, scale, mask, sinks)
+    return grouped(queries, keys, values, scale, mask)
+
+
+def grouped(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: mx.array | None
+) -> mx.array:
+    """Attention as matrix products over groups of query heads. `mask` of booleans, which broadcasts to
+    `[rows, 1, width, keys]`, shows what is seen; None: everything."""
+    rows, heads, width, dim = queries.shape
     groups = keys.shape[1]
-    grouped = (queries * scale).reshape(rows, groups, heads // groups * width, dim)
-    scores = grouped @ keys.swapaxes(-1, -2)
-    apart = scores.reshape(rows, groups, heads // groups, width, -1)
-    seen = mx.where(mask[:, :, None], apart, mx.finfo(scores.dtype).min)
-    shares = mx.softmax(seen, axis=-1, precise=True).reshape(scores.shape)
+    together = (queries * scale).reshape(rows, groups, heads // groups * width, dim)
+    scores = together @ keys.swapaxes(-1, -2)
+    if mask is not None:
+        mask = mask if mask.ndim == 2 else mask[:, :, None]
+        apart = scores.reshape(rows, groups, heads // groups, width, -1)
+        scores = mx.where(mask, apart, mx.finfo(scores.dtype).min).reshape(scores.shape)
+    shares = mx.softmax(scores, axis=-1, precise=True)
     return (shares @ values).reshape(rows, heads, width, dim)
 
 

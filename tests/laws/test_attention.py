@@ -6,7 +6,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_dspark.kernels.attention import FEW_QUERIES, grouped_attention, masked_attention, stock_attention
+from mlx_dspark.kernels.attention import (
+    FEW_ON_CUDA,
+    FEW_QUERIES,
+    few_queries,
+    grouped_attention,
+    masked_attention,
+    stock_attention,
+)
 
 HEADS = [(4, 4), (6, 2), (8, 1)]
 """Query heads, and the heads of keys and values that they share."""
@@ -78,3 +85,24 @@ def test_other_masks_and_sinks_are_left_to_mlx(mask: str | None) -> None:
     sinks = mx.array(np.linspace(-1, 1, 6, dtype=np.float32))
     wanted = stock_attention(queries, keys, values, 0.25, ragged(3, True), sinks)
     assert mx.array_equal(grouped_attention(queries, keys, values, 0.25, ragged(3, True), sinks), wanted)
+
+
+@pytest.mark.parametrize("kind", ["all", "causal", "array"])
+@pytest.mark.parametrize("width", [2, 3, FEW_QUERIES, FEW_ON_CUDA])
+@pytest.mark.parametrize("heads", HEADS)
+def test_products_for_few_queries_are_the_stock_attention(
+    heads: tuple[int, int], width: int, kind: str
+) -> None:
+    queries, keys, values = arrays(heads, width, 16)
+    mask = {"all": None, "causal": "causal", "array": mx.arange(ROOM) % 3 != mx.arange(width)[:, None] % 3}[
+        kind
+    ]
+    wanted = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=0.25, mask=mask)
+    got = few_queries(queries, keys, values, 0.25, mask)
+    assert got is not None
+    assert_close(got, wanted)
+
+
+def test_masks_of_numbers_are_left_to_mlx() -> None:
+    queries, keys, values = arrays((6, 2), 3, 16)
+    assert few_queries(queries, keys, values, 0.25, mx.zeros((3, ROOM))) is None
