@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = shipped.HOME / default_model.NAME
 FILES = {"README.md", "config.json", "model.safetensors", "targets.json"}
 MOST_BYTES = 16_000_000
-LEAST_ACCEPT_LENGTH = 1.8
+LEAST_ACCEPT_LENGTH = 2.0
 """Mean over three prompts at the whole block. A wrong slot, rope or tap brings a good drafter to about 1."""
 
 
