@@ -19,7 +19,7 @@ from itertools import permutations, product
 from typing import Any, Literal
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
 
 from mlx_dspark.contracts import Drafter, Target
 from mlx_dspark.engine.caps import FixedCaps
@@ -151,10 +151,7 @@ class Subject:
     def _solo(self, tokens: list[int], new: int) -> list[int]:
         if self.bits is None:
             return stock_greedy(self.model, tokens, new)
-        caches = [
-            QuantizedKVCache(GROUP, self.bits) if type(cache) is KVCache else cache
-            for cache in make_prompt_cache(self.model)
-        ]
+        caches = [_quantized(cache, self.bits) for cache in make_prompt_cache(self.model)]
         text: list[int] = []
         for _ in range(new):
             newest: Any = mx.argmax(self.model(mx.array([tokens]), cache=caches)[0, -1])
@@ -165,6 +162,13 @@ class Subject:
     def always_wrong(self, plan: Company) -> ScriptedDrafter:
         texts = [[*PROMPTS[p], *self.text(p, new), *[9] * CAP] for p, new in plan.longest.items()]
         return ScriptedDrafter(TextOracle(texts), 0.0, vocab=VOCAB, ragged=True)
+
+
+def _quantized(cache: Any, bits: int) -> Any:
+    """The cache, or those of a list of caches that grow, in few bits."""
+    if type(cache) is CacheList:
+        return CacheList(*(_quantized(each, bits) for each in cache.caches))
+    return QuantizedKVCache(GROUP, bits) if type(cache) is KVCache else cache
 
 
 # what is found -------------------------------------------------------------------------------------------
