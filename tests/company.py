@@ -6,17 +6,20 @@
 Members are submitted by the long text's own stop check, so that they join at a given token of it whatever the
 threads do. Every answer must be what stock mlx-lm gives to its prompt alone. Whenever the batch has changed,
 what is remembered of one of its rows, and its next logits, must be those of a fresh prefill of its text.
+Buffers have room for a few tokens only, so that they grow and windows move on all the time.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import permutations, product
 from typing import Any, Literal
+from unittest.mock import patch
 
 import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
@@ -28,8 +31,10 @@ from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.engine.stream import Stream
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished
 from mlx_dspark.foundation.request import GenerateRequest
+from mlx_dspark.state import kv, window
 from mlx_dspark.state.quantized import GROUP
 from mlx_dspark.state.rows import RowStates
+from mlx_dspark.state.window import WindowState
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
 from tests.fakes import ScriptedDrafter, TextOracle, stock_greedy
@@ -78,7 +83,7 @@ class Company:
         return {prompt: max(new for p, new in asked if p == prompt) for prompt, _ in asked}
 
 
-def company(rows: int, *, seed: int | str, new: int = 200, prompt: int = 0) -> Company:
+def company(rows: int, *, seed: int | str, new: int = 201, prompt: int = 0) -> Company:
     """Waves in each of which the batch grows and shrinks to one again: first to `rows`, then to sizes drawn.
     Prompts come in an order drawn and leave in another, in ways drawn. With one row, all wait."""
     draw = random.Random(seed)
@@ -120,7 +125,7 @@ def wave(
 ) -> list[Member]:
     """Members that join one after the other, `apart` tokens lying between them, and leave by their `turns`
     once all have joined."""
-    joined = begin + 4 * len(prompts)
+    joined = begin + 3 * len(prompts)
     return [
         Member(prompt, begin + i * apart, joined + 2 * turn, way)
         for i, (prompt, turn, way) in enumerate(zip(prompts, turns, ways, strict=True))
@@ -245,16 +250,14 @@ class Conductor:
 
 def in_company(subject: Subject, plan: Company) -> Findings:
     """Run `plan` against a drafter that is always wrong."""
-    findings = Findings()
-    loop = partial(WatchedLoop, findings, subject.bits is None)
-    with Scheduler(
-        subject.target,
-        subject.always_wrong(plan),
-        cap=FixedCaps({"scripted": CAP}),
-        max_rows=plan.rows,
-        prefill_chunk=11,
-        loop=loop,
-    ) as engine:
+    findings, drafter = Findings(), subject.always_wrong(plan)
+    loop, caps = partial(WatchedLoop, findings, subject.bits is None), FixedCaps({"scripted": CAP})
+    with (
+        small_buffers(),
+        Scheduler(
+            subject.target, drafter, cap=caps, max_rows=plan.rows, prefill_chunk=11, loop=loop
+        ) as engine,
+    ):
         check = Conductor(plan, engine)
         long = engine.submit(GenerateRequest(tuple(PROMPTS[plan.prompt]), plan.new, stop_check=check))
         _judge(findings, subject, Member(plan.prompt, 0, plan.new, "length"), long)
@@ -262,6 +265,19 @@ def in_company(subject: Subject, plan: Company) -> Findings:
         for member, stream in check.streams.items():
             _judge(findings, subject, member, stream)
     return findings
+
+
+@contextmanager
+def small_buffers(size: int = 16) -> Iterator[None]:
+    """Keys and values are held in buffers that grow, and move on, by so many positions."""
+    defaults = WindowState.__init__.__kwdefaults__
+    assert defaults is not None
+    with (
+        patch.object(kv, "STEP", size),
+        patch.object(window, "ROOM", size),
+        patch.dict(defaults, slack=size),
+    ):
+        yield
 
 
 def read(stream: Stream) -> tuple[list[tuple[int, ...]], str]:
