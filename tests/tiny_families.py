@@ -7,6 +7,7 @@ arguments know, and from ONLY what is its own.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -469,14 +470,38 @@ ONLY: dict[str, dict[str, Any]] = {
 }
 
 
-def family_config(family: str) -> dict[str, Any]:
-    """A config.json of module `family` of `mlx_lm.models`."""
+WIDE: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "hidden_dim", "model_dim", "block_dim"), 256),
+    **dict.fromkeys(("head_dim", "hidden_size_per_head", "kv_channels", "v_head_dim"), 64),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "index_head_dim"), 64),
+    **dict.fromkeys(("global_head_dim", "swa_head_dim", "swa_v_head_dim"), 64),
+}
+"""What takes the place of a config's own where heads are to be 64 wide."""
+
+_WIDE_ROPE = {"short_factor": [1.0] * 32, "long_factor": [1.0] * 32}
+WIDE_ONLY: dict[str, dict[str, Any]] = {
+    "minicpm3": {"rope_scaling": {**_WIDE_ROPE, "original_max_position_embeddings": CONTEXT}},
+    "phimoe": {"rope_scaling": {**_WIDE_ROPE, "long_mscale": 1.0, "short_mscale": 1.0}},
+}
+
+for _family in ("llama", "pixtral", "ministral3", "mistral3"):
+    WIDE_ONLY[_family] = {"layer_types": ["full_attention"] * _LAYERS}
+"""Families that have windows only where a config says so."""
+
+
+def family_config(family: str, *, wide: bool = False) -> dict[str, Any]:
+    """A config.json of module `family` of `mlx_lm.models`; `wide`: its heads may be held in few bits."""
     special = dict(ONLY[family])
     config: dict[str, Any] = {"model_type": family}
     if text := special.pop("text", None):
         config["text_config"] = _arguments(text, ONLY[text] | special)
-        return config | {"vocab_size": VOCAB}
-    return config | _arguments(family, special)
+        config["vocab_size"] = VOCAB
+    else:
+        config |= _arguments(family, special)
+    if wide:
+        inner = config.get("text_config", config)
+        inner.update({key: value for key, value in WIDE.items() if key in inner}, **WIDE_ONLY.get(family, {}))
+    return config
 
 
 def _arguments(place: str, special: dict[str, Any]) -> dict[str, Any]:
@@ -488,9 +513,9 @@ def _arguments(place: str, special: dict[str, Any]) -> dict[str, Any]:
     return {"model_type": module} | common | dict(special)
 
 
-def tiny_family(family: str, *, seed: int = 0, **overrides: Any) -> nn.Module:
+def tiny_family(family: str, *, seed: int = 0, wide: bool = False, **overrides: Any) -> nn.Module:
     """A random float32 model, the same for the same seed. The special tokens are never the greedy choice."""
-    config = family_config(family) | overrides
+    config = family_config(family, wide=wide) | overrides
     home = import_module(f"mlx_lm.models.{family}")
     model = home.Model(home.ModelArgs.from_dict(config))
     parameters: Any = tree_flatten(model.parameters())
@@ -498,7 +523,8 @@ def tiny_family(family: str, *, seed: int = 0, **overrides: Any) -> nn.Module:
     named = zip(parameters, keys, strict=True)
     model.update(tree_unflatten([(name, _random(name, old, key)) for (name, old), key in named]))
     if family.startswith(_SCALED):
-        model.update(tree_map_with_path(_without_scale, model.parameters()))
+        width = WIDE["hidden_size"] if wide else _HIDDEN
+        model.update(tree_map_with_path(partial(_without_scale, width), model.parameters()))
     model.eval()
     mx.eval(model.parameters())
     return model
@@ -508,8 +534,8 @@ _SCALED = ("gemma", "gear", "recurrent_gemma")
 """Families that multiply their embedding by the root of its width."""
 
 
-def _without_scale(name: str, weight: mx.array) -> mx.array:
-    return weight / _HIDDEN**0.5 if name.split(".")[-2] == "embed_tokens" else weight
+def _without_scale(width: int, name: str, weight: mx.array) -> mx.array:
+    return weight / width**0.5 if name.split(".")[-2] == "embed_tokens" else weight
 
 
 _TABLES = ("embed_tokens", "embeddings", "wte", "tok_embeddings", "word_embeddings", "embedding")

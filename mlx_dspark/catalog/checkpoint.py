@@ -26,6 +26,7 @@ from mlx_dspark.catalog.gguf.weights import Requantized, float_type
 from mlx_dspark.catalog.integrity import content_fingerprint, content_hash
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
+from mlx_dspark.compat.tokenizer_length import without_length_warning
 from mlx_dspark.compat.tokenizers_errors import tokenizer_errors
 from mlx_dspark.foundation.errors import BadCheckpoint
 from mlx_dspark.foundation.numbers import brief, is_whole
@@ -78,9 +79,9 @@ def load_checkpoint(
 
     A folder keeps the number formats it is stored in; `catalog/gguf/blocks.py` says how those of a GGUF file
     are held, `catalog.gguf.weights.float_type` in which type its scales. `accept` sees the model and its
-    config before the weights are read, and may raise. `divide` drops what this process does not hold of it:
-    of a folder before that is read, of a GGUF file afterwards. Raises BadCheckpoint, UnsupportedModel or
-    RemoteCodeRefused.
+    config before the weights are read, and those of a GGUF file before its tokenizer is made, and may raise.
+    `divide` drops what this process does not hold of it: of a folder before that is read, of a GGUF file
+    afterwards. Raises BadCheckpoint, UnsupportedModel or RemoteCodeRefused.
     """
     progress(LoadProgress(f"reading {ref.name}", 0.0))
     if ref.packaging == "gguf":
@@ -104,15 +105,15 @@ def computes_on_cpu() -> bool:
 def _load_gguf(ref: ModelRef, progress: Progress, accept: Accept | None) -> Checkpoint:
     file = open_gguf(ref.path)
     config = gguf_config(file)
+    model = build_model(file, config)
+    if accept is not None:
+        accept(model, config)
     context = int(config["max_position_embeddings"])
-    tokenizer = gguf_tokenizer(file, context)
+    tokenizer = without_length_warning(gguf_tokenizer(file, context))
     dtype = float_type(file.tensors.values(), on_cpu=computes_on_cpu())
     eos = frozenset(tokenizer.eos_token_ids)
     config |= {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": sorted(eos)}
     config |= {"pad_token_id": tokenizer.pad_token_id, "torch_dtype": str(dtype).removeprefix("mlx.core.")}
-    model = build_model(file, config)
-    if accept is not None:
-        accept(model, config)
     requantized = load_weights(
         file,
         model,
@@ -142,7 +143,9 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
     with _blaming(f"The model in {ref.path}"):
         model, config = load_model(ref.path, lazy=True, trust_remote_code=trust)
     with _blaming(f"The tokenizer of {ref.path}"), tokenizer_errors():
-        tokenizer = load_tokenizer(ref.path, {"trust_remote_code": trust}, eos_token_ids=sorted(declared))
+        tokenizer = without_length_warning(
+            load_tokenizer(ref.path, {"trust_remote_code": trust}, eos_token_ids=sorted(declared))
+        )
     return Checkpoint(
         name=ref.name,
         path=ref.path,

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, hf_hub_download, snapshot_download
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_download, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -79,7 +79,8 @@ def fetch_repository(
 def fetch_files(repository: str, names: list[str], *, offline: bool, progress: Progress) -> Path:
     """Files of a hub repository, each fetched unless the cache holds it; returns the first one's path.
 
-    Raises ModelNotFound when there is no such repository or file, or DownloadError.
+    The hub is asked once before a file is fetched, since the download asks again and again where nobody
+    answers. Raises ModelNotFound when there is no such repository or file, or DownloadError.
     """
     paths = []
     for name in names:
@@ -90,6 +91,7 @@ def fetch_files(repository: str, names: list[str], *, offline: bool, progress: P
                 raise _absent_offline("file", called)
             progress(LoadProgress(f"fetching {called} from the hub"))
             with _fetching("model", repository, name):
+                get_hf_file_metadata(hf_hub_url(repository, name))
                 path = Path(hf_hub_download(repository, name))
         paths.append(path)
     return paths[0]

@@ -15,7 +15,7 @@ from mlx_dspark.catalog.gguf.names import model_name, shard_names
 from mlx_dspark.catalog.hub import cached_repositories, fetch_files, fetch_repository, is_hub_id, is_offline
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.reading import reading
-from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, UnsupportedModel
+from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound, UnsupportedModel
 from mlx_dspark.foundation.numbers import brief
 
 _GGUF = "gguf:"
@@ -77,7 +77,9 @@ def resolve_model(
         return ModelRef(name, folder, "folder", name, trust_remote_code)
     raise ModelNotFound(
         f"There is no model {name!r}: neither a folder, a .gguf file nor a hub id.",
-        _near(name) or f"Name a model folder or a hub id such as {default_model.REPOSITORY}.",
+        _hub_file_hint(name)
+        or _near(name)
+        or f"Name a model folder or a hub id such as {default_model.REPOSITORY}.",
     )
 
 
@@ -135,19 +137,44 @@ def _folder(path: Path, trust_remote_code: bool) -> ModelRef:
 
 def _hub_file(name: str, offline: bool, progress: Progress) -> ModelRef:
     """The file, with all its parts, that `gguf:owner/name/file.gguf` names."""
-    owner, _, rest = name.removeprefix(_GGUF).partition("/")
+    called = name.removeprefix(_GGUF)
+    path = _path(called)
+    local = "" if _kind(called, path) == "absent" else f"It is on this machine: leave {_GGUF} out."
+    parts = _hub_parts(called)
+    if parts is None:
+        raise ModelNotFound(
+            f"{brief(name)} does not name a GGUF file of the hub.",
+            local
+            or "Write gguf:owner/repository/file.gguf, with the file's name as on the repository's page; "
+            "a file of this machine is named without gguf:.",
+        )
+    repository, names = parts
+    try:
+        fetched = fetch_files(repository, names, offline=offline, progress=progress)
+    except (ModelNotFound, DownloadError) as error:
+        if not local:
+            raise
+        raise type(error)(error.sentence, local) from error
+    return ModelRef(model_name(fetched), fetched, "gguf", name)
+
+
+def _hub_parts(called: str) -> tuple[str, list[str]] | None:
+    """Repository and file, with all its parts, of `owner/name/file.gguf`; None where it is not that."""
+    owner, _, rest = called.partition("/")
     repository, _, file = rest.partition("/")
     steps = file.split("/")
     is_file = file.lower().endswith(".gguf") and not {"", ".", ".."} & set(steps) and "\\" not in file
     if not is_hub_id(f"{owner}/{repository}") or not is_file:
-        raise ModelNotFound(
-            f"{brief(name)} does not name a GGUF file of the hub.",
-            "Write gguf:owner/repository/file.gguf, with the file's name as on the repository's page.",
-        )
+        return None
     folder = "/".join(steps[:-1])
-    names = [f"{folder}/{part}" if folder else part for part in shard_names(steps[-1])]
-    path = fetch_files(f"{owner}/{repository}", names, offline=offline, progress=progress)
-    return ModelRef(model_name(path), path, "gguf", name)
+    return f"{owner}/{repository}", [
+        f"{folder}/{part}" if folder else part for part in shard_names(steps[-1])
+    ]
+
+
+def _hub_file_hint(name: str) -> str:
+    """What to write where `name` may be meant as a GGUF file of the hub."""
+    return f"If it is a file of the hub, write {_GGUF}{name}" if _hub_parts(name) is not None else ""
 
 
 def _file(name: str, path: Path) -> ModelRef:
@@ -157,11 +184,23 @@ def _file(name: str, path: Path) -> ModelRef:
 
 
 def _near(name: str, short_names: Collection[str] = (default_model.NAME,)) -> str:
-    """The nearest of the short names, the cached repositories and the neighbours of a mistyped path."""
+    """The nearest of the short names, the cached repositories and the neighbours of a mistyped path.
+
+    Of paths their last parts are compared: what leads there is the same.
+    """
     known = {known: known for known in (*short_names, *cached_repositories())}
     known |= {known.split("/")[1]: known for known in list(known) if "/" in known}
-    parent = _path(name).parent
-    if "://" not in name and os.access(parent, os.R_OK | os.X_OK) and parent.is_dir():
-        known |= {str(parent / entry.name): str(parent / entry.name) for entry in parent.iterdir()}
-    near = list(dict.fromkeys(known[match] for match in get_close_matches(name, known, n=3, cutoff=0.6)))
-    return f"Did you mean {' or '.join(near)}?" if near else ""
+    near = [known[match] for match in get_close_matches(name, known, n=3, cutoff=0.6)]
+    path = _path(name)
+    if "://" not in name and os.access(path.parent, os.R_OK | os.X_OK) and path.parent.is_dir():
+        beside = [entry.name for entry in path.parent.iterdir() if _may_be_model(entry)]
+        near += [str(path.parent / match) for match in get_close_matches(path.name, beside, n=3, cutoff=0.7)]
+    return f"Did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
+
+
+def _may_be_model(path: Path) -> bool:
+    """Whether it is a folder, or a file that could be a model."""
+    try:
+        return path.is_dir() or path.suffix.lower() == ".gguf"
+    except OSError:
+        return False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlx_dspark.foundation.errors import BadCheckpoint, EmptyPrompt, RequestError
-from mlx_dspark.foundation.numbers import brief
+from mlx_dspark.foundation.numbers import brief, is_whole
 
 _CALLED = {"prompt": "The prompt", "system": "The system message", "messages": "The role of a message"}
 _TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
@@ -150,14 +150,14 @@ def encode_prompt(
 def _message(index: int, given: Any) -> Message:
     if isinstance(given, Mapping):
         if set(given) != {"role", "content"}:
-            raise _no_message(index)
+            raise _no_message(index, given)
         given = (given["role"], given["content"])
     if (
         not isinstance(given, tuple | list)
         or len(given) != 2
         or not all(isinstance(part, str) for part in given)
     ):
-        raise _no_message(index)
+        raise _no_message(index, given)
     return Message(*given)
 
 
@@ -166,6 +166,12 @@ def _check_kind(prompt: object) -> None:
         raise RequestError(
             f"prompt is {brief(prompt)}, neither text nor a list of messages.",
             "Give a text, or messages of a role and a content.",
+            field="prompt",
+        )
+    if not isinstance(prompt, str) and prompt and all(map(is_whole, prompt)):
+        raise RequestError(
+            f"prompt is {brief(prompt)}, which looks like token ids, and those are not taken.",
+            "Give the text itself, such as the model's tokenizer.decode makes of them.",
             field="prompt",
         )
 
@@ -179,9 +185,9 @@ def _check_text(text: str, field: str = "prompt") -> None:
         )
 
 
-def _no_message(index: int) -> RequestError:
+def _no_message(index: int, given: object) -> RequestError:
     return RequestError(
-        f"messages[{index}] is not a message.",
-        "Give its role and its content, both as text.",
+        f"messages[{index}] is {brief(given)}, and not a message.",
+        "Give its role and its content, both as text, such as ('user', 'Hello').",
         field="messages",
     )

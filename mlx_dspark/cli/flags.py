@@ -84,7 +84,7 @@ def _converter(knob: Knob) -> Callable[[Any, Sequence[Token]], Any]:
             return tokens[0].implicit_value
         called = tokens[0].keyword or knob.flag
         value = knob.kind.gather([knob.parse(token.value, called) for token in tokens])
-        knob.check(value, called)
+        knob.check(value, called, written=True)
         return value
 
     return convert

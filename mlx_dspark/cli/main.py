@@ -17,11 +17,17 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from mlx_dspark._version import __version__
 from mlx_dspark.cli.flags import with_flags
 from mlx_dspark.cli.mistakes import explained
-from mlx_dspark.cli.ranks import refuse_ranks, report
+from mlx_dspark.cli.ranks import follows, refuse_ranks, report
 from mlx_dspark.cli.show import Progress, note
 from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
 from mlx_dspark.foundation.errors import DsparkError, UsageError
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
+from mlx_dspark.foundation.settings import (
+    AskSettings,
+    GenerateSettings,
+    LoadSettings,
+    TrainSettings,
+    stray_variables,
+)
 
 ONE_ANSWER = "max_batch"
 """The knob that a command which makes one answer at a time has no use for."""
@@ -73,6 +79,9 @@ def _dispatch(arguments: Sequence[str]) -> int:
     flat = bool(arguments) and arguments[0].startswith("-") and arguments[0] not in _TOP_LEVEL_FLAGS
     tokens = ["generate", *arguments] if flat else list(arguments)
     app = build_app()
+    if tokens and tokens[0] in app and not follows() and not {*_TOP_LEVEL_FLAGS} & {*tokens}:
+        for stray in stray_variables(unused=(ONE_ANSWER,)):
+            note(f"mlx-dspark: {stray}")
     try:
         code = app(_joined(tokens), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

@@ -41,7 +41,7 @@ A flag wins over the environment, the environment over the default. A switch in 
 `true`, `1`, `yes` or `on`, and off as `false`, `0`, `no` or `off`. From Python the same names, with
 underscores, are arguments of `load` (model and drafting), `Session.generate` and `Session.stream` (answer);
 `load` also takes `max_batch`, how many threads one session answers at once (1). The variables are read by the
-command line only.
+command line only; one that begins with `MLX_DSPARK_` and is none of these is told on standard error.
 
 `MLX_DSPARK_CACHE_DIR` names the folder of the default model and of what was found out about machine and
 models (`cpu-weights.json`, `faithful.json`), and is read from Python too; without it that is

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mlx_dspark.cli.ranks import refuse_ranks
-from mlx_dspark.cli.show import Progress, note
+from mlx_dspark.cli.show import Progress, count, note
 from mlx_dspark.foundation.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class _Teller:
         match event:
             case WaveDone():
                 note(
-                    f"answers {event.sequences} · {event.answer_tokens} tokens · "
-                    f"{event.tokens_per_sec:.0f} tok/s · {event.prompts_left} prompts left"
+                    f"answers {event.sequences} · {count(event.answer_tokens, 'token')} · "
+                    f"{event.tokens_per_sec:.0f} tok/s · {count(event.prompts_left, 'prompt')} left"
                 )
             case TrainStarted():
                 note(_opening(event))
@@ -62,15 +62,15 @@ class _Teller:
             case CheckpointSaved():
                 note(f"saved {event.folder.name}")
             case TrainFinished():
-                note(f"trained {event.step} steps in {event.seconds:.0f} s ({event.reason})")
+                note(f"trained {count(event.step, 'step')} in {event.seconds:.0f} s ({event.reason})")
 
 
 def _opening(event: TrainStarted) -> str:
-    length = f"{event.steps} steps" if event.steps is not None else f"{event.time_limit:.0f} s"
+    length = count(event.steps, "step") if event.steps is not None else f"{event.time_limit:.0f} s"
     begun = f" from step {event.step}" if event.step else ""
     return (
-        f"training {event.parameters / 1e6:.1f} M parameters for {length}{begun} on {event.sequences} "
-        f"sequences, {event.steps_per_epoch} steps a pass"
+        f"training {event.parameters / 1e6:.1f} M parameters for {length}{begun} on "
+        f"{count(event.sequences, 'sequence')}, {count(event.steps_per_epoch, 'step')} a pass"
     )
 
 

@@ -291,23 +291,27 @@ class Knob:
             return "on" if self.default else "off"
         return str(self.default)
 
-    def check(self, value: Any, called: str) -> None:
-        """Raises UsageError, calling the knob `called`, when `value` is not one that it takes."""
+    def check(self, value: Any, called: str, *, written: bool = False) -> None:
+        """Raises UsageError, calling the knob `called`, when `value` is not one that it takes.
+
+        `written`: it was parsed from text, so that one which still is text reads as it was written.
+        """
         if not self.kind.accepts(value):
-            raise self.refusal(value, called)
+            raise self.refusal(value, called, written=written)
 
     def parse(self, text: str, called: str) -> Any:
         """The value written as `text`, range not yet checked. Raises UsageError."""
         try:
             return self.kind.parse(text)
         except ValueError as error:
-            raise self.refusal(text, called) from error
+            raise self.refusal(text, called, written=True) from error
 
-    def refusal(self, value: Any, called: str) -> UsageError:
-        """The error that refuses `value`."""
+    def refusal(self, value: Any, called: str, *, written: bool = False) -> UsageError:
+        """The error that refuses `value`: a text that is given where numbers are is shown in quotes."""
+        seen = brief(value) if isinstance(value, str) and not written else self.kind.shown(value)
         names = [str(name) for name in self.kind.names] if isinstance(self.kind, Choice) else []
         return UsageError(
-            f"{called} is {self.kind.shown(value)}, which is not a value it takes.",
+            f"{called} is {seen}, which is not a value it takes.",
             f"{suggestion(self.kind.shown(value), names)} Give {self.kind.want}.".strip(),
             field=self.name,
         )

@@ -29,7 +29,9 @@ from mlx_dspark.foundation.knobs import (
     Whole,
     Wholes,
     Words,
+    suggestion,
 )
+from mlx_dspark.foundation.paths import CACHE_DIR_VARIABLE
 from mlx_dspark.foundation.request import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -413,3 +415,18 @@ class TrainSettings(Settings):
             "0: bfloat16, which others read.",
         ),
     ] = 0
+
+
+def stray_variables(*, unused: Sequence[str] = ()) -> list[str]:
+    """A sentence for each variable of the environment that is named like a setting and that nothing reads.
+
+    `unused` names the settings that are not read from there.
+    """
+    knobs = [knob for section in (LoadSettings, GenerateSettings) for knob in section.knobs()]
+    known = [CACHE_DIR_VARIABLE, *(knob.env for knob in knobs if knob.name not in unused)]
+    strays = [name for name in os.environ if name.startswith(Settings.env_prefix) and name not in known]
+    real = {knob.env for knob in knobs}
+    return [
+        f"{name} is set, and nothing reads it. {'' if name in real else suggestion(name, known)}".rstrip()
+        for name in sorted(strays)
+    ]

@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import socket
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -154,13 +156,17 @@ class FakeHub:
         self.held: set[str] = set()
         self.offered: set[str] = set()
         monkeypatch.setattr("mlx_dspark.catalog.hub.hf_hub_download", self.download)
+        monkeypatch.setattr("mlx_dspark.catalog.hub.get_hf_file_metadata", self.ask)
+
+    def ask(self, url: str) -> None:
+        if not any(url.endswith(f"/owner/name/resolve/main/{name}") for name in self.offered):
+            raise EntryNotFoundError(f"404 for {url}")
 
     def download(self, repository: str, name: str, local_files_only: bool = False) -> str:
         if name not in self.held:
             if local_files_only:
                 raise LocalEntryNotFoundError("not cached")
-            if name not in self.offered:
-                raise EntryNotFoundError(f"404 for {repository}/{name}")
+            assert name in self.offered, "it is asked for before it is fetched"
             self.fetched.append(name)
             self.held.add(name)
         return str(self.folder / name)
@@ -196,6 +202,55 @@ def test_a_file_that_the_hub_has_not_is_named(tmp_path: Path, files: FakeHub) ->
     with pytest.raises(DownloadError, match=r"owner/name/m\.gguf is not in the local cache"):
         resolve_model("gguf:owner/name/m.gguf", cache_dir=tmp_path, offline=True)
     assert files.fetched == []
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The hub's own download would wait and ask again, with a line of its log each time."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"http://127.0.0.1:{free_port()}/{{filename}}"
+    )
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waits to ask again"))
+    with pytest.raises(DownloadError, match=r"owner/name could not be fetched from the hub: .*refused"):
+        resolve_model("gguf:owner/name/m.gguf", cache_dir=tmp_path, offline=False)
+    assert not caplog.records
+
+
+def free_port() -> int:
+    """A port of this machine at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_a_file_of_this_machine_is_named_without_gguf(
+    tmp_path: Path, files: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_gguf(tmp_path / "my" / "own" / "m.gguf")
+    monkeypatch.chdir(tmp_path)
+    for name in (str(tmp_path / "my" / "own" / "m.gguf"), "./my/own/m.gguf", "my/own/m.gguf"):
+        with pytest.raises(ModelNotFound) as refusal:
+            resolve_model(f"gguf:{name}", cache_dir=tmp_path, offline=False)
+        assert refusal.value.next_step == "It is on this machine: leave gguf: out."
+
+
+def test_a_file_of_the_hub_is_named_with_gguf(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="neither a folder") as refusal:
+        resolve_model("owner/name/m.gguf", cache_dir=tmp_path)
+    assert "gguf:owner/name/m.gguf" in refusal.value.next_step
+
+
+@pytest.mark.parametrize("find", [resolve_drafter, resolve_model])
+def test_a_suggestion_is_like_what_was_typed(tmp_path: Path, find: Any) -> None:
+    """Two names in one folder have its path in common, which says nothing of them."""
+    for beside in ("opt", "home"):
+        (tmp_path / beside).mkdir()
+    (tmp_path / "nope.txt").write_text("no model")
+    options = {} if find is resolve_drafter else {"cache_dir": tmp_path}
+    with pytest.raises(ModelNotFound) as refusal:
+        find(str(tmp_path / "nope"), **options)
+    assert "Did you mean" not in refusal.value.next_step
 
 
 @pytest.mark.parametrize(

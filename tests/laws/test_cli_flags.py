@@ -308,3 +308,34 @@ def test_switches_can_be_turned_off_where_they_can_be_on() -> None:
     for knob in KNOBS:
         if isinstance(knob.kind, Switch):
             assert bool(negative_of(knob)) == (knob.default is not False)
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "said"),
+    [
+        (LoadSettings, {"max_batch": "2"}, "max_batch is '2', which"),
+        (LoadSettings, {"kv_bits": "4"}, "kv_bits is '4', which"),
+        (LoadSettings, {"max_batch": 2.5}, "max_batch is 2.5, which"),
+        (GenerateSettings, {"temperature": "1"}, "temperature is '1', which"),
+    ],
+)
+def test_a_text_in_place_of_a_number_is_shown_as_one(section: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        section.of(given)
+    assert refusal.value.sentence.startswith(said)
+
+
+def test_variables_that_nothing_reads_are_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("MLX_DSPARK_TEMPRATURE", "MLX_DSPARK_MAX_BATCH", "MLX_DSPARK_STEPS"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setenv("MLX_DSPARK_TOP_K", "3")
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", "/nowhere")
+    _given(["--prompt", "hi"], monkeypatch)
+    batch, *others = capsys.readouterr().err.splitlines()
+    assert batch == "mlx-dspark: MLX_DSPARK_MAX_BATCH is set, and nothing reads it."
+    assert [line.split()[1] for line in others] == ["MLX_DSPARK_STEPS", "MLX_DSPARK_TEMPRATURE"]
+    assert others[1].endswith("Did you mean MLX_DSPARK_TEMPERATURE?")
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().err == ""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -25,9 +24,9 @@ from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.faithful.probes import Faithfulness, faithfulness
 from mlx_dspark.targets.load import target_of
 from tests.fakes import ScriptedDrafter, TextOracle, stock_greedy
+from tests.families_page import REFUSED, RUN
 from tests.tiny_families import ONLY, family_config, tiny_family
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 NEW = 8
 PROMPTS = [[(7 * i + 31 * n) % 350 + 5 for i in range(n)] for n in (15, 40)]
 NOT_BUILT = {"olmo": "needs a package of its own", "prism_hadamard_qwen35": "is a packing of qwen3_5"}
@@ -37,22 +36,6 @@ STATES = {
     "ChunkedState": "chunk",
     "RecurrentState": "recurrent",
 }
-
-
-def table(head: str) -> dict[str, tuple[str, ...]]:
-    """A table of the page by its first column; `head` is that column's."""
-    lines = iter(PAGE.read_text().splitlines())
-    next(line for line in lines if line.startswith(f"| {head} |"))
-    next(lines)
-    rows = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append(tuple(cell.strip(" `") for cell in line.strip("|").split("|")))
-    return {row[0]: row[1:] for row in rows}
-
-
-RUN, REFUSED = table("runs"), table("refused")
 
 
 @lru_cache(maxsize=4)
@@ -73,7 +56,7 @@ def test_every_text_model_of_mlx_lm_is_named() -> None:
     assert not RUN.keys() & REFUSED.keys()
 
 
-def described(target: DenseTarget, found: Faithfulness) -> tuple[str, ...]:
+def described(family: str, target: DenseTarget, found: Faithfulness) -> tuple[str, ...]:
     """The cells of a family's line: states, rows, drafters and tables."""
     parts = target._parts
     tables = {"embedding": parts.embed, "head": parts.raw_head}
@@ -82,7 +65,22 @@ def described(target: DenseTarget, found: Faithfulness) -> tuple[str, ...]:
         "together" if target._run_together(rectangle=False) else "one by one",
         "no" if found.taps else "yes",
         ", ".join(name for name, part in tables.items() if part is not None) or "none",
+        "yes" if takes_few_bits(family) else "no",
     )
+
+
+def takes_few_bits(family: str) -> bool:
+    """Whether its keys and values may be quantized where its heads are wide enough."""
+    model, config = tiny_family(family, wide=True), family_config(family, wide=True)
+    try:
+        target_of(model, config, context=512, kv_bits=8)
+    except UnsupportedModel as refusal:
+        told = refusal
+    else:
+        return True
+    assert told.field == "kv_bits"
+    assert "wide" not in told.sentence
+    return False
 
 
 def answers(target: DenseTarget, drafter: Drafter, prompts: Sequence[list[int]]) -> list[list[int]]:
@@ -99,7 +97,7 @@ def test_what_runs_runs_exactly_and_as_the_page_says(family: str) -> None:
     target = target_for(family)
     found = faithfulness(target, (-1, 0, target.spec.layers - 1))
     assert (found.replay, found.rows) == ("", "")
-    assert described(target, found) == RUN[family]
+    assert described(family, target, found) == RUN[family]
     truth = [stock_greedy(model_of(family), prompt, NEW) for prompt in PROMPTS]
     oracle = TextOracle([[*p, *t] for p, t in zip(PROMPTS, truth, strict=True)])
     drafter = ScriptedDrafter(oracle, 0.4, vocab=target.spec.vocab, ragged=True)

@@ -86,13 +86,6 @@ def test_any_draft_equals_stock(family: str, right: float, rows: int, cap: int, 
 
 
 @families
-def test_hundreds_of_rejected_rounds_equal_stock(family: str) -> None:
-    text = stock_greedy(model_of(family), PROMPTS[1], 250)
-    drafter = ScriptedDrafter(TextOracle([[*PROMPTS[1], *text]]), 0.0, vocab=VOCAB)
-    assert ids_of(family, drafter, [PROMPTS[1]], new=250, cap=4) == [text]
-
-
-@families
 @pytest.mark.parametrize("rows", [1, 4])
 def test_lookup_equals_stock(family: str, rows: int) -> None:
     drafter = LookupDrafter(min_n=1, max_n=2)

@@ -1,4 +1,4 @@
-"""Every kind of family in batches of 1 to 8 whose members join and leave, against an always-wrong drafter.
+"""Every kind of family after any history of its states, and some in batches that start full.
 
 Each answer is stock mlx-lm's greedy text, and what is remembered is what a fresh prefill of the text leaves.
 Windows are of 16 tokens; prompts end before them, at their edges and past them.
@@ -7,31 +7,26 @@ Windows are of 16 tokens; prompts end before them, at their edges and past them.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.engine.scheduler import Scheduler
-from mlx_dspark.engine.stream import Stream
-from mlx_dspark.foundation.events import Committed, Finished
+from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
-from mlx_dspark.state.quantized import GROUP
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
+from tests.company import PROMPTS, close, fed, read, same_content
 from tests.fakes import ScriptedDrafter, TextOracle, stock_greedy
 from tests.tiny import VOCAB
 from tests.tiny_families import family_config, tiny_family
 
-DEADLINE = 60.0
 LONG, SHORT = 80, 16
-PROMPTS = [[(7 * i * i + 31 * n) % 350 + 5 for i in range(n)] for n in (10, 15, 16, 17, 40)]
 
 KINDS = {
     "qwen3": "keys and values that stay",
@@ -89,45 +84,6 @@ def always_wrong(family: str) -> ScriptedDrafter:
     return ScriptedDrafter(TextOracle(texts), 0.0, vocab=VOCAB, ragged=True)
 
 
-def tokens_until(stream: Stream, wanted: int | None) -> list[int]:
-    """The tokens of a stream until there are `wanted`, or all of them."""
-    got: list[int] = []
-    while wanted is None or len(got) < wanted:
-        try:
-            event = stream.next(DEADLINE)
-        except StopIteration:
-            return got
-        got += event.tokens if isinstance(event, Committed) else []
-        if isinstance(event, Finished):
-            return got
-    return got
-
-
-@kinds
-def test_members_that_join_and_leave_get_stock_text(family: str) -> None:
-    """A long text that is always drafted wrongly, beside others that join at any token of it, end or are
-    cancelled."""
-    draw = random.Random(family)
-    limit, caps = draw.randint(2, 8), FixedCaps({"scripted": 4})
-    with Scheduler(
-        target_for(family), always_wrong(family), cap=caps, max_rows=limit, prefill_chunk=11
-    ) as engine:
-        long, got = engine.submit(GenerateRequest(tuple(PROMPTS[0]), LONG)), []
-        members: list[tuple[int, int, Stream]] = []
-        while len(members) < 8:
-            got += tokens_until(long, draw.randint(0, 12))
-            for _ in range(draw.randint(1, 4)):
-                prompt, new = draw.randint(1, len(PROMPTS) - 1), draw.randint(1, SHORT)
-                members.append((prompt, new, engine.submit(GenerateRequest(tuple(PROMPTS[prompt]), new))))
-            if draw.random() < 0.3:
-                draw.choice(members)[2].cancel()
-        for prompt, new, stream in members:
-            answer, truth = tokens_until(stream, None), text_of(family, prompt, SHORT)
-            assert answer == truth[: len(answer)]
-            assert len(answer) <= new
-        assert got + tokens_until(long, None) == text_of(family, 0, LONG)
-
-
 @pytest.mark.parametrize("rows", range(1, 9))
 @pytest.mark.parametrize("family", ["gemma4_text", "falcon_h1"])
 def test_batches_of_every_size_equal_their_rows(family: str, rows: int) -> None:
@@ -136,18 +92,10 @@ def test_batches_of_every_size_equal_their_rows(family: str, rows: int) -> None:
         asked = [(i % len(PROMPTS), SHORT - i) for i in range(rows)]
         streams = [engine.submit(GenerateRequest(tuple(PROMPTS[i]), new)) for i, new in asked]
         for (prompt, new), stream in zip(asked, streams, strict=True):
-            assert tokens_until(stream, None) == text_of(family, prompt, SHORT if prompt else LONG)[:new]
-
-
-@pytest.mark.parametrize("family", ["llama", "nanbeige", "jamba"])
-def test_hundreds_of_rejected_rounds_equal_stock(family: str) -> None:
-    text = stock_greedy(model_of(family), PROMPTS[1], 250)
-    drafter = ScriptedDrafter(TextOracle([[*PROMPTS[1], *text]]), 0.0, vocab=VOCAB)
-    engine = Engine(target_for(family), drafter, cap=FixedCaps({"scripted": 3}))
-    events = engine.stream(GenerateRequest(tuple(PROMPTS[1]), 250))
-    rounds = [event.tokens for event in events if isinstance(event, Committed)]
-    assert [token for tokens in rounds for token in tokens] == text
-    assert len(rounds) == 250
+            rounds, _ = read(stream)
+            assert [token for tokens in rounds for token in tokens] == text_of(
+                family, prompt, SHORT if prompt else LONG
+            )[:new]
 
 
 @pytest.mark.parametrize("right", [0.0, 0.7])
@@ -175,77 +123,7 @@ class WithoutZero(ScriptedDrafter):
         return max(3, super()._spoiled(token))
 
 
-# quantized keys ------------------------------------------------------------------------------------------
-
-
-@lru_cache
-def wide(family: str) -> Any:
-    return tiny_family(family, seed=1, head_dim=GROUP)
-
-
-def quantized_text(family: str, prompt: int, bits: int) -> list[int]:
-    """Greedy text of mlx-lm's model over its own caches, those that grow quantized."""
-    caches = [
-        QuantizedKVCache(GROUP, bits) if type(cache) is KVCache else cache
-        for cache in make_prompt_cache(wide(family))
-    ]
-    tokens, text = PROMPTS[prompt], []
-    for _ in range(SHORT):
-        newest: Any = mx.argmax(wide(family)(mx.array([tokens]), cache=caches)[0, -1])
-        tokens = [newest.item()]
-        text += tokens
-    return text
-
-
-@pytest.mark.parametrize(
-    ("family", "bits"),
-    [("qwen3", 4), ("qwen3_moe", 8), ("seed_oss", 8), ("qwen3_next", 8), ("nemotron_h", 4)],
-)
-def test_batches_over_quantized_keys_equal_stock_over_its_own(family: str, bits: int) -> None:
-    target = target_of(wide(family), family_config(family) | {"head_dim": GROUP}, context=512, kv_bits=bits)
-    texts = [quantized_text(family, i, bits) for i in range(len(PROMPTS))]
-    oracle = TextOracle([[*p, *t] for p, t in zip(PROMPTS, texts, strict=True)])
-    drafter = ScriptedDrafter(oracle, 0.0, vocab=VOCAB, ragged=True)
-    with Scheduler(target, drafter, cap=FixedCaps({"scripted": 4}), max_rows=3, prefill_chunk=7) as engine:
-        streams = [engine.submit(GenerateRequest(tuple(p), SHORT - i)) for i, p in enumerate(PROMPTS)]
-        assert [tokens_until(stream, None) for stream in streams] == [
-            text[: SHORT - i] for i, text in enumerate(texts)
-        ]
-
-
 # states --------------------------------------------------------------------------------------------------
-
-
-def fed(target: DenseTarget, rows: RowStates, tokens: list[list[int]], keep: Sequence[int]) -> mx.array:
-    """The logits of a round that keeps `keep` of `tokens`."""
-    with rows.transaction(len(tokens[0])) as transaction:
-        out = target.forward(mx.array(tokens), rows).logits
-        mx.eval(out, rows.arrays())
-        transaction.commit(keep)
-    assert out is not None
-    return out
-
-
-def close(a: mx.array, b: mx.array) -> bool:
-    """float32, sums taken in another order: some units in the last places of sums of this size."""
-    return a.shape == b.shape and bool(mx.allclose(a, b, rtol=3e-4, atol=3e-4).item())
-
-
-def same_content(mine: RowStates, row: int, fresh: RowStates) -> bool:
-    a, b = mine.capture(row), fresh.capture(0)
-    return a.depth == b.depth and all(
-        close(*_newest(x, y))
-        for left, right in zip(a.layers, b.layers, strict=True)
-        for x, y in zip(left.arrays, right.arrays, strict=True)
-    )
-
-
-def _newest(x: mx.array, y: mx.array) -> tuple[mx.array, mx.array]:
-    """Of windows, what both hold: how much more than the window is held is a matter of rounds."""
-    if x.ndim == 4 and x.shape[2] != y.shape[2]:
-        held = min(x.shape[2], y.shape[2])
-        return x[:, :, x.shape[2] - held :], y[:, :, y.shape[2] - held :]
-    return x, y
 
 
 @kinds

@@ -23,6 +23,7 @@ from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
 from tests.fakes import ScriptedDrafter, TextOracle
 from tests.tiny import VOCAB, save_tiny, tiny_config, tiny_family
+from tests.tiny_gguf import save_tiny_gguf
 
 NEW = 40
 PROMPTS = [[(7 * i + 31 * n) % 350 + 5 for i in range(n)] for n in (1, 16, 40)]
@@ -113,6 +114,17 @@ def test_what_forbids_quantized_keys_is_told_at_load(
     )
     with pytest.raises(UnsupportedModel, match=reason) as refusal:
         mlx_dspark.load(folder, kv_bits=4)
+    assert refusal.value.field == "kv_bits"
+
+
+def test_what_forbids_quantized_keys_of_a_gguf_file_is_told_before_its_tokenizer_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_tiny_gguf(tmp_path / "m.gguf", family="gemma3_text")
+    for reader in ("gguf_tokenizer", "load_weights"):
+        monkeypatch.setattr(f"mlx_dspark.catalog.checkpoint.{reader}", lambda *_: pytest.fail("it was read"))
+    with pytest.raises(UnsupportedModel, match="RotatingKVCache") as refusal:
+        mlx_dspark.load(tmp_path / "m.gguf", kv_bits=4)
     assert refusal.value.field == "kv_bits"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ import mlx_dspark
 from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.foundation.errors import (
     BadCheckpoint,
+    ContextOverflow,
     DsparkError,
     ModelNotFound,
     RequestError,
@@ -133,6 +135,35 @@ def test_a_prompt_is_text_or_messages(session: Session, prompt: Any, chat_templa
         session.generate(prompt, chat_template=chat_template)
     assert refusal.value.field == "prompt"
     told(refusal)
+
+
+@pytest.mark.parametrize("chat_template", [True, False])
+@pytest.mark.parametrize("ids", [[1, 2, 3], (5,), range(9)])
+def test_token_ids_are_told_from_messages(session: Session, ids: Any, chat_template: bool) -> None:
+    with pytest.raises(RequestError, match="token ids") as refusal:
+        session.generate(ids, chat_template=chat_template)
+    assert "text" in refusal.value.next_step
+    told(refusal)
+
+
+@pytest.mark.parametrize("wrong", ["hi", 1, ("user",), {"role": "user"}, ["user", 5], {"role": LONG}])
+def test_what_is_no_message_is_shown(session: Session, wrong: Any) -> None:
+    with pytest.raises(RequestError, match=r"messages\[1\] is .*, and not a message") as refusal:
+        session.generate([("user", "hi"), wrong])
+    assert brief(wrong) in told(refusal)
+
+
+@pytest.mark.parametrize("chat_template", [True, False])
+def test_a_prompt_beyond_the_context_is_told_by_us_alone(
+    session: Session, chat_template: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers too would say something, and call it an error that is to come."""
+    said: list[str] = []
+    logger = logging.getLogger("transformers.tokenization_utils_base")
+    monkeypatch.setattr(logger, "warning", lambda message, *_: said.append(message))
+    with pytest.raises(ContextOverflow):
+        session.generate("no " * 5000, chat_template=chat_template)
+    assert not said
 
 
 def test_invalid_text_is_told_by_its_field(session: Session) -> None:

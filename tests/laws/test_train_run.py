@@ -18,6 +18,8 @@ from filelock import FileLock
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint, read_drafter
 from mlx_dspark.cli.main import run as command_line
+from mlx_dspark.cli.show import Progress
+from mlx_dspark.cli.train import _Teller
 from mlx_dspark.contracts import Observation
 from mlx_dspark.drafters.load import load_drafter
 from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError, UnsupportedModel, UsageError
@@ -29,7 +31,7 @@ from mlx_dspark.train.checkpoint import checkpoints
 from mlx_dspark.train.data import Answer, DiskStore
 from mlx_dspark.train.export import export_drafter
 from mlx_dspark.train.folder import RunFolder
-from mlx_dspark.train.progress import CheckpointSaved, TrainProgress, TrainStarted
+from mlx_dspark.train.progress import CheckpointSaved, TrainFinished, TrainProgress, TrainStarted
 from mlx_dspark.train.run import PipelineEvent, run_training
 from tests.tiny import save_tiny, tiny_config, tiny_llama
 from tests.tiny_drafters import save_tiny_dspark
@@ -344,3 +346,9 @@ def test_a_damaged_packed_drafter_is_refused(damage: str, tmp_path: Path) -> Non
         load_drafter(folder)
     assert isinstance(refusal.value, DsparkError)
     assert refusal.value.next_step
+
+
+@pytest.mark.parametrize(("step", "said"), [(1, "trained 1 step in"), (2, "trained 2 steps in")])
+def test_numbers_agree_with_their_nouns(step: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _Teller(Progress())(TrainFinished(step, 1.0, "steps"))
+    assert capsys.readouterr().err.startswith(said)
