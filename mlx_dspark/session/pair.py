@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_dspark.foundation.errors import DrafterMismatch, DsparkError, UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.calibrate import calibrated, pair_facts
 from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from mlx_dspark.drafters.lookup import LookupDrafter
     from mlx_dspark.engine.caps import MaxDraft
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
+    from mlx_dspark.session.calibrate import Calibration
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Parts:
     """What weights lost that MLX cannot hold as they are stored; None for none."""
     link: Link | None = None
     """To the other processes that hold parts of the target; None where this one holds all of it."""
+    facts: Mapping[str, str] | None = None
+    """What the costs of the pair depend on; None where there are none to measure."""
+    calibration: Calibration | None = None
+    """What is known of these costs; None where nobody has asked yet."""
 
     def session(self, *, own_thread: bool = True) -> Session:
         """An engine around the parts, ready to answer, or to follow rank 0.
@@ -63,6 +69,8 @@ class Parts:
             requantized=self.requantized,
             context=self.target.spec.context,
             link=self.link,
+            calibration=self.calibration,
+            see=None if self.calibration is None else self.calibration.watch(),
         )
 
     def _engine(self, own_thread: bool) -> StreamsEvents:
@@ -219,6 +227,7 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
         target.report,
         checkpoint.requantized,
         link,
+        pair_facts(settings, checkpoint, target, drafter) if drafter is not None and link is None else None,
     )
 
 
@@ -349,7 +358,7 @@ def load_pair(
             "Leave it out, or use load, whose session threads can share.",
             field="max_batch",
         )
-    parts = load_parts(asked)
+    parts = calibrated(load_parts(asked), asked.calibrate)
     if parts.link is not None:
         raise UsageError(
             f"{parts.link.size} processes share the model, and functions that generate run in one.",
