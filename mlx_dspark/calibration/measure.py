@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter, time
 from typing import Protocol
 
@@ -17,10 +17,10 @@ from mlx_dspark.calibration.plan import Item, Plan
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 
 FEWEST_SWEEPS, MOST_SWEEPS = 5, 25
-STEADY = 0.015
-"""Standard error of a median, relative, at which timing may stop."""
-NOISY = 0.12
-"""Relative spread of the usual point above which nothing is believed."""
+STEADY = 0.02
+"""Standard error of every median, relative, at which timing may stop."""
+UNSURE = 0.05
+"""Standard error of the usual median above which nothing is believed; of a plain round, twice that."""
 DRIFT = 0.15
 """Change from the first to the last third of the sweeps above which nothing is believed."""
 WARM_UP = 2
@@ -28,6 +28,8 @@ WARM_UP = 2
 LONG_WARM_UP = 0.2
 """Part of the budget after which warming up is not repeated."""
 _LEAST_SHARE = 0.05
+_ALIKE = 0.9
+"""Part of the items that must change the same way to call it the machine's doing."""
 _OF_NORMAL = 1.4826
 _MEDIAN_ERROR = 1.2533
 
@@ -105,34 +107,51 @@ def measuring(
             spent += clock() - started
             yield min(1.0, max(spent / budget, sweeps / MOST_SWEEPS))
         sweeps += 1
-    return Measured(_curves(samples, workload.rows, now()), _refusal(samples), sweeps, spent)
+    return Measured(_curves(samples, workload.rows, now()), _refusal(samples, cost), sweeps, spent)
 
 
 def _enough(samples: Mapping[Item, Sequence[float]], sweep: float, left: float) -> bool:
     """Whether the medians stand, or another sweep would take longer than there is time."""
     sweeps = max(map(len, samples.values()))
-    errors = [_MEDIAN_ERROR * _OF_NORMAL * spread_of(each) / sqrt(sweeps) for each in _counted(samples)]
-    return sweeps >= MOST_SWEEPS or sweep > left or median(errors) <= STEADY
+    errors = map(_error_of, _counted(samples))
+    return sweeps >= MOST_SWEEPS or sweep > left or max(errors) <= STEADY
 
 
 def spread_of(samples: Sequence[float]) -> float:
-    """The median distance from the median, relative to it."""
+    """Half of the range of the middle half of the samples, relative to their median."""
     middle = median(samples)
-    return median(abs(each - middle) for each in samples) / middle if middle else 0.0
+    if len(samples) < 2 or not middle:
+        return 0.0
+    low, _, high = quantiles(samples, n=4, method="inclusive")
+    return (high - low) / 2 / middle
 
 
-def _refusal(samples: Mapping[Item, Sequence[float]]) -> str:
-    """What says that the machine was not the same all along; empty where nothing does."""
+def _error_of(samples: Sequence[float]) -> float:
+    """The standard error of the median, relative to it."""
+    return _MEDIAN_ERROR * _OF_NORMAL * spread_of(samples) / sqrt(len(samples))
+
+
+def _refusal(samples: Mapping[Item, Sequence[float]], warm: Mapping[Item, float]) -> str:
+    """What says that the machine was not the same all along; empty where nothing does.
+
+    `warm` is what the items took before they were timed.
+    """
     counted = _counted(samples)
-    spread = max(median(map(spread_of, counted)), spread_of(_shortest_round(samples)))
-    change = median(map(_change, counted))
-    if change > 1 + DRIFT:
-        return f"rounds took {change - 1:.0%} longer at the end than at the beginning, as on a hot machine"
-    if change < 1 / (1 + DRIFT):
+    changes = [_change(each) for each in counted]
+    change, alike = median(changes), _ALIKE * len(changes)
+    if change > 1 + DRIFT and sum(each > 1 for each in changes) >= alike:
+        return _slower(change)
+    if change < 1 / (1 + DRIFT) and sum(each < 1 for each in changes) >= alike:
         return f"rounds took {1 - change:.0%} less at the end than at the beginning, as beside other work"
-    if spread > NOISY:
+    spread = median(map(spread_of, counted))
+    if max(median(map(_error_of, counted)), _error_of(_shortest_round(samples)) / 2) > UNSURE:
         return f"the same round took {spread:.0%} more or less by turns, as beside other work"
-    return ""
+    since = median(median(each) / warm[item] if warm[item] else 1.0 for item, each in samples.items())
+    return _slower(since) if since > 1 + DRIFT else ""
+
+
+def _slower(change: float) -> str:
+    return f"rounds took {change - 1:.0%} longer at the end than at the beginning, as on a hot machine"
 
 
 def _shortest_round(samples: Mapping[Item, Sequence[float]]) -> Sequence[float]:
