@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_dspark.calibration.measure import FEWEST_SWEEPS, MOST_SWEEPS, measure
@@ -137,6 +137,7 @@ def test_progress_rises_to_the_end() -> None:
     assert 0 <= told[0] <= told[-1] <= 1
 
 
+@settings(deadline=None)
 @given(
     per_token=st.floats(0, 1e8),
     available=st.integers(0, 1 << 40),
@@ -152,6 +153,7 @@ def test_no_depth_is_deeper_than_memory_or_context(per_token: float, available: 
         assert 3 * deep * per_token <= 0.15 * available + per_token
 
 
+@settings(deadline=None)
 @given(
     most=st.dictionaries(st.sampled_from("abc"), st.integers(1, 64), min_size=1),
     context=st.integers(8, 9000),
