@@ -23,10 +23,11 @@ UNSURE = 0.05
 """Standard error of the usual median above which nothing is believed; of a plain round, twice that."""
 DRIFT = 0.15
 """Change from the first to the last third of the sweeps above which nothing is believed."""
-WARM_UP = 2
-"""Times that everything is done before it is timed: kernels are made and buffers grow."""
-LONG_WARM_UP = 0.2
-"""Part of the budget after which warming up is not repeated."""
+WARM_UP = 0.2
+"""Part of the budget that may go into doing everything a second time before it is timed: the first time,
+kernels are made and buffers grow, which says nothing of the next."""
+LEAST_LEFT = 0.25
+"""Part of the budget that is planned with for the timing itself, however long the first time took."""
 _LEAST_SHARE = 0.05
 _ALIKE = 0.9
 """Part of the items that must change the same way to call it the machine's doing."""
@@ -90,13 +91,16 @@ def measuring(
     disturbs all of them alike.
     """
     spent, cost = 0.0, dict.fromkeys(plan.items, inf)
-    for _ in range(WARM_UP):
-        for item in plan.items if spent < LONG_WARM_UP * budget else ():
+    for most in (inf, WARM_UP * budget):
+        begun = spent
+        for item in plan.items:
+            if spent - begun > most:
+                break
             started = clock()
             cost[item] = min(cost[item], workload.run(item))
             spent += clock() - started
             yield min(1.0, spent / budget)
-    items = plan.affordable(cost, (budget - spent) / FEWEST_SWEEPS)
+    items = plan.affordable(cost, max(budget - spent, LEAST_LEFT * budget) / FEWEST_SWEEPS)
     order = random.Random(0)
     samples: dict[Item, list[float]] = {item: [] for item in items}
     sweeps, begun = 0, spent

@@ -102,19 +102,21 @@ def test_a_noisy_machine_is_refused(seed: int, width: float) -> None:
     assert "beside other work" in found.refusal
 
 
+IN_THE_MIDDLE = 2 * len(PLAN.items) + 2 * len(PLAN.items)
+"""So many runs warm up and sweep twice."""
+
+
+@pytest.mark.parametrize("after", [len(PLAN.items), 2 * len(PLAN.items), IN_THE_MIDDLE])
 @pytest.mark.parametrize("factor", [1.3, 2.0])
-def test_a_machine_that_slows_down_is_refused(factor: float) -> None:
-    """The clock of a hot chip falls while it is measured."""
-    throttled = ScriptedMachine()
-    throttled._disturbed = lambda n, s: s * (1 if throttled.time < 1.6 else factor)
-    found = measured(throttled, budget=4.0)
-    assert "as on a hot machine" in found.refusal
+def test_a_machine_that_slows_down_is_refused(factor: float, after: int) -> None:
+    """The clock of a hot chip falls while it is measured, or once it is warm."""
+    throttled = ScriptedMachine(lambda n, s: s * (1 if n < after else factor))
+    assert "as on a hot machine" in measured(throttled, budget=8.0).refusal
 
 
 def test_a_machine_that_speeds_up_is_refused() -> None:
-    recovering = ScriptedMachine()
-    recovering._disturbed = lambda n, s: s * (2.0 if recovering.time < 2.5 else 1.0)
-    assert "less at the end" in measured(recovering, budget=4.0).refusal
+    recovering = ScriptedMachine(lambda n, s: s * (2.0 if n < IN_THE_MIDDLE else 1.0))
+    assert "less at the end" in measured(recovering, budget=8.0).refusal
 
 
 @pytest.mark.parametrize("slower", [0.01, 1.0, 5.0, 50.0])
