@@ -88,6 +88,12 @@ def test_what_disturbs_for_a_moment_moves_nothing(seed: int) -> None:
     check_costs(replace(found.curves, overhead=OVERHEAD, verify=_shifted(found.curves)), 1e-6)
 
 
+def test_what_comes_round_again_and_again_hits_no_item_more_than_the_others() -> None:
+    found = measured(ScriptedMachine(lambda n, s: s * (3.0 if n % len(PLAN.items) == 5 else 1.0)))
+    assert found.refusal == ""
+    check_costs(replace(found.curves, overhead=OVERHEAD, verify=_shifted(found.curves)), 1e-6)
+
+
 def _shifted(curves: CostCurves) -> tuple[VerifyPoint, ...]:
     """The points with the scripted overhead taken off in place of the one measured."""
     moved = curves.overhead - OVERHEAD
@@ -100,6 +106,15 @@ def test_a_noisy_machine_is_refused(seed: int, width: float) -> None:
     noise = random.Random(seed)
     found = measured(ScriptedMachine(lambda n, s: s * (1 + noise.uniform(0, width)) ** 2), budget=8.0)
     assert "beside other work" in found.refusal
+
+
+def test_a_plain_round_that_varies_is_refused() -> None:
+    """Everything is compared with it."""
+    noise, plain = random.Random(0), cost_of(Item(1, 128))
+    found = measured(
+        ScriptedMachine(lambda n, s: s * noise.choice([1, 2, 4]) if s == plain else s), budget=8.0
+    )
+    assert "by turns" in found.refusal
 
 
 IN_THE_MIDDLE = 2 * len(PLAN.items) + 2 * len(PLAN.items)
@@ -254,8 +269,13 @@ def test_few_rounds_and_rounds_that_tell_nothing_are_not_believed() -> None:
 
 
 def test_a_round_launched_ahead_is_charged_from_the_landing_before_it() -> None:
-    watch, seconds = Watch(CURVES), CURVES.round_seconds(0, source="") or 0.0
-    for n in range(2 * ENOUGH):
-        landed = (n + 2) * seconds
-        report = RoundReport(landed - 1.9 * seconds, landed, 1, 1, 1, 0, 0, 0, 1, n)
+    watch, plain = Watch(CURVES), CURVES.round_seconds(0, source="") or 0.0
+    drafted = CURVES.round_seconds(7, source="dspark") or 0.0
+    landed = 1.0
+    for n in range(ENOUGH):
+        landed += plain
+        assert watch.see(RoundReport(landed - 1.9 * plain, landed, 1, 1, 1, 0, 0, 0, 1, n)) == ""
+    for n in range(ENOUGH):
+        landed += drafted
+        report = RoundReport(landed - drafted, landed, 1, 8, 1, 7, 7, 1, 2, n, "dspark")
         assert watch.see(report) == ""

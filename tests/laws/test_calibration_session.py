@@ -1,5 +1,4 @@
-"""When a pair is measured, when what is known is used, and what the command says. Costs are scripted; the rounds
-behind them run."""
+"""When a pair is measured, when what is known is used, and what the command says. Costs are scripted."""
 
 from __future__ import annotations
 
