@@ -148,7 +148,7 @@ def _refusal(samples: Mapping[Item, Sequence[float]], warm: Mapping[Item, float]
     if change < 1 / (1 + DRIFT) and sum(each < 1 for each in changes) >= alike:
         return f"rounds took {1 - change:.0%} less at the end than at the beginning, as beside other work"
     spread = median(map(spread_of, counted))
-    if max(median(map(_error_of, counted)), _error_of(_shortest_round(samples)) / 2) > UNSURE:
+    if max(median(map(_error_of, counted)), _error_of(_plain_round(samples)) / 2) > UNSURE:
         return f"the same round took {spread:.0%} more or less by turns, as beside other work"
     since = median(median(each) / warm[item] if warm[item] else 1.0 for item, each in samples.items())
     return _slower(since) if since > 1 + DRIFT else ""
@@ -158,13 +158,14 @@ def _slower(change: float) -> str:
     return f"rounds took {change - 1:.0%} longer at the end than at the beginning, as on a hot machine"
 
 
-def _shortest_round(samples: Mapping[Item, Sequence[float]]) -> Sequence[float]:
-    return min((each for item, each in samples.items() if not item.source and not item.bare), key=median)
+def _plain_round(samples: Mapping[Item, Sequence[float]]) -> Sequence[float]:
+    rounds = [item for item in samples if not item.source and not item.bare]
+    return samples[min(rounds, key=lambda item: (item.depth, item.size))]
 
 
 def _counted(samples: Mapping[Item, Sequence[float]]) -> list[Sequence[float]]:
     """The samples of what takes a part worth mentioning of a round."""
-    least = _LEAST_SHARE * median(_shortest_round(samples))
+    least = _LEAST_SHARE * median(_plain_round(samples))
     return [each for each in samples.values() if median(each) >= least]
 
 
@@ -194,4 +195,4 @@ def _overhead(samples: Mapping[Item, Sequence[float]]) -> float:
     if bare is None or (whole := replace(bare, bare=False)) not in samples:
         return 0.0
     pairs = zip(samples[whole], samples[bare], strict=True)
-    return min(max(0.0, median(a - b for a, b in pairs)), median(_shortest_round(samples)) / 2)
+    return min(max(0.0, median(a - b for a, b in pairs)), median(_plain_round(samples)) / 2)
