@@ -20,7 +20,7 @@ FEWEST_SWEEPS, MOST_SWEEPS = 5, 25
 STEADY = 0.02
 """Standard error of every median, relative, at which timing may stop."""
 UNSURE = 0.05
-"""Standard error of the usual median above which nothing is believed; of a plain round, twice that."""
+"""Standard error of the usual median, or of a plain round's, above which nothing is believed."""
 DRIFT = 0.15
 """Change from the first to the last third of the sweeps above which nothing is believed."""
 WARM_UP = 0.2
@@ -148,7 +148,7 @@ def _refusal(samples: Mapping[Item, Sequence[float]], warm: Mapping[Item, float]
     if change < 1 / (1 + DRIFT) and sum(each < 1 for each in changes) >= alike:
         return f"rounds took {1 - change:.0%} less at the end than at the beginning, as beside other work"
     spread = median(map(spread_of, counted))
-    if max(median(map(_error_of, counted)), _error_of(_plain_round(samples)) / 2) > UNSURE:
+    if max(median(map(_error_of, counted)), _error_of(_plain_round(samples))) > UNSURE:
         return f"the same round took {spread:.0%} more or less by turns, as beside other work"
     since = median(median(each) / warm[item] if warm[item] else 1.0 for item, each in samples.items())
     return _slower(since) if since > 1 + DRIFT else ""
