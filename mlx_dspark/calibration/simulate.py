@@ -126,7 +126,9 @@ class Machine:
                 parked += report.parked
                 caps[report.cap] = caps.get(report.cap, 0) + 1
                 course.append((spent, plain))
-            stretches.append(Stretch(segment.name, at, rounds, parked, spent - before, plain - plain_before, caps))
+            stretches.append(
+                Stretch(segment.name, at, rounds, parked, spent - before, plain - plain_before, caps)
+            )
         return Replay(tuple(stretches), tuple(course))
 
     def _round(self, row: _RowCaps, run: int, depth: int) -> tuple[RoundReport, float]:
@@ -183,4 +185,6 @@ def oracle(truth: CostCurves, source: str, segments: Sequence[Segment], limit: i
     """Per segment, what the best of all constant caps costs, 0 included, had it been known."""
     machine = Machine(truth, source)
     replays = [machine.run(Constant(source, cap), segments).stretches for cap in range(limit + 1)]
-    return tuple(max(of_segment, key=lambda stretch: stretch.gain) for of_segment in zip(*replays, strict=True))
+    return tuple(
+        max(of_segment, key=lambda stretch: stretch.gain) for of_segment in zip(*replays, strict=True)
+    )

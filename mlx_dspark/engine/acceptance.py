@@ -43,6 +43,9 @@ class Pool:
         """How many of so many rows usually draft in a round in which any does."""
         return self._together.get(rows, 1.0)
 
+    def chances(self) -> list[float]:
+        return [self.chance(position) for position in range(len(self._offered))]
+
     def chance(self, position: int) -> float:
         return self._survived[position] / self._offered[position]
 
@@ -56,9 +59,10 @@ class Acceptance:
     """
 
     KEPT, KEPT_NEWEST = 0.96, 0.7
-    KEPT_UNSEEN, FADED = 0.97, 3.0
+    KEPT_UNSEEN, FADED = 0.97, 2.0
     CHANGED = 6.0
     ODDS = 6.0
+    DOUBT = 2.0
     FOLLOWS = 6.0
 
     def __init__(self, pool: Pool, limit: int) -> None:
@@ -96,6 +100,7 @@ class Acceptance:
                 if total > self.FADED:
                     kept = max(self.KEPT_UNSEEN, self.FADED / total)
                     offered[i], survived[i] = kept * total, kept * survived[i]
+        self._prior *= self.KEPT_UNSEEN
         self._chances = None
 
     def _suspect(self, chance: float, survived: bool) -> None:
@@ -108,7 +113,8 @@ class Acceptance:
         self._worse = max(0.0, self._worse + for_worse)
 
     def _forget(self) -> None:
-        self._better = self._worse = self._prior = 0.0
+        self._better = self._worse = 0.0
+        self._prior = self.DOUBT
         self._offered, self._survived = self._newest_offered[:], self._newest_survived[:]
 
     def chances(self) -> list[float]:

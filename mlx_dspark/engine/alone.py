@@ -15,7 +15,7 @@ from mlx_dspark.foundation.events import RoundReport
 LOSS = 0.012
 """The share of plain decoding that probes may cost."""
 
-SHORTEST_PARK, LONGEST_PARK = 16, 256
+SHORTEST_PARK, LONGEST_PARK = 8, 256
 
 
 class Alone(Protocol):
@@ -32,21 +32,22 @@ class Alone(Protocol):
 class BlockAlone:
     """A source that drafts as many tokens as it is allowed.
 
-    The cap is the one with the greatest gain, chosen anew every round with `choose`, else once for the
-    request, at every depth, and after a park; a new one must gain KEEP more. Where no cap gains, the row is
+    With `choose` the cap is the one with the greatest gain, chosen anew every round, where a new one must
+    gain KEEP more; else the one derived for the request and its depth. Where it does not gain, the row is
     parked. A probe, of the cap that loses least, is followed by another as long as probes pay; the row drafts
-    again once the best cap gains MARGIN.
+    again once the cap gains MARGIN. Curves alone park nobody for long: the first TRIED probes come soon.
     """
 
     KEEP, MARGIN = 1.015, 1.02
     DEPTH_STEP = 1024
-    LONG_PARK = 512
+    LONG_PARK = 2048
+    TRIED = 2
 
     def __init__(self, prospects: Prospects, *, choose: bool) -> None:
         self._prospects = prospects
         self._choose = choose
         self._cap: int | None = None
-        self._derived_at = -1
+        self._derived_at = (-1, 0)
         self._probe: int | None = None
         self._wait = 0
         self._plain_rounds = 0
@@ -80,10 +81,6 @@ class BlockAlone:
         else:
             self._decide()
 
-    def _derived(self) -> bool:
-        """Whether the cap of this request and depth stands."""
-        return self._derived_at == self._prospects.depth // self.DEPTH_STEP
-
     def _gains(self) -> dict[int, float]:
         limit = self._prospects.source.max_draft
         return self._prospects.gains(range(1, limit + 1))
@@ -93,15 +90,26 @@ class BlockAlone:
         if not gains:
             self._cap = self._prospects.source.max_draft
             return
-        best = max(gains, key=lambda cap: gains[cap])
-        if not self._choose and not self._measured:
-            best = max(self._prospects.paying(1), default=1)
-        elif self._cap and (gains[best] <= self.KEEP * gains[self._cap] if self._choose else self._derived()):
-            best = self._cap
-        self._derived_at = self._prospects.depth // self.DEPTH_STEP
-        self._cap = best
-        if gains.get(best, 1.0) < 1.0:
+        self._cap = self._chosen(gains) if self._choose else self._derived()
+        if gains.get(self._cap, 1.0) < 1.0:
             self._park(gains)
+
+    def _chosen(self, gains: dict[int, float]) -> int:
+        """The cap that gains most by the row's own acceptance; the present one unless another is better."""
+        best = max(gains, key=lambda cap: gains[cap])
+        return self._cap if self._cap and gains[best] <= self.KEEP * gains[self._cap] else best
+
+    def _derived(self) -> int:
+        """The cap that gains most by the acceptance of the pair, found once for a request and depth; without
+        curves, whatever could pay."""
+        if not self._measured:
+            return max(self._prospects.paying(1), default=1)
+        place = self._prospects.depth // self.DEPTH_STEP
+        if self._derived_at[0] != place:
+            limit = self._prospects.source.max_draft
+            gains = self._prospects.gains(range(1, limit + 1), self._prospects.pool.chances())
+            self._derived_at = place, max(gains, key=lambda cap: gains[cap])
+        return self._derived_at[1]
 
     @property
     def _measured(self) -> bool:
@@ -123,15 +131,16 @@ class BlockAlone:
         least = SHORTEST_PARK + (self._plain_rounds // 8 if self._plain_rounds > self.LONG_PARK else 0)
         wait = max(least, ceil(cost / LOSS))
         self._wait = LONGEST_PARK if not prospects.paying(1) else min(wait, LONGEST_PARK)
+        if self._measured and prospects.times.drafts_timed(1, prospects.source.name) < self.TRIED:
+            self._wait = min(self._wait, SHORTEST_PARK)
 
     def _judge_probe(self, report: RoundReport) -> None:
         gains = self._gains()
         if not gains:
             return
-        best = max(gains, key=lambda cap: gains[cap])
+        best = max(gains, key=lambda cap: gains[cap]) if self._choose else self._derived()
         if gains[best] >= self.MARGIN:
             self._cap = best
-            self._derived_at = self._prospects.depth // self.DEPTH_STEP
         elif report.accepted < report.drafted:
             self._schedule(gains)
 

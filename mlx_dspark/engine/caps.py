@@ -32,6 +32,10 @@ class RowCaps(Protocol):
         """Whether the row decodes plainly because drafting was losing time, or would."""
         ...
 
+    def measuring(self, rows: int = 1) -> bool:
+        """Whether plain rounds are being timed, so that none should be launched ahead."""
+        ...
+
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         """What is expected of a round of so many rows and such a width, in which `source` drafts `drafted`
         tokens for this row."""
@@ -62,6 +66,10 @@ class FixedCaps:
         return self._caps
 
     def parked(self, rows: int = 1) -> bool:
+        del rows
+        return False
+
+    def measuring(self, rows: int = 1) -> bool:
         del rows
         return False
 

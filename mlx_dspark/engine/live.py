@@ -96,6 +96,11 @@ class LiveRowCaps:
             return False
         return all(source.parked(rows) for source in self._sources.values())
 
+    def measuring(self, rows: int = 1) -> bool:
+        if self._shared.pinned is not None:
+            return False
+        return any(source.measuring(rows) for source in self._sources.values())
+
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         times = self._shared.times
         plain = times.seconds(rows, 1, depth=self._depth)

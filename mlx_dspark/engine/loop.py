@@ -181,6 +181,8 @@ class VerifyLoop:
         """Whether no row can draft from the token that the round in flight is about to produce."""
         if batch.drafting is None:
             return True
+        if any(row.caps.measuring(len(batch.rows)) for row in batch.rows):
+            return False
         if not any(any(row.caps.caps(len(batch.rows)).values()) for row in batch.rows):
             return True
         return batch.drafting.blind(batch.rows)

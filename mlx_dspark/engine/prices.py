@@ -48,9 +48,10 @@ class Prospects:
             expected_tokens(self.acceptance.chances(), cap if drafted is None else drafted) * plain / seconds
         )
 
-    def gains(self, caps: Sequence[int]) -> dict[int, float]:
-        """The gain of each of these caps, for a row by itself, as far as times are known."""
-        plain, chances = self.plain(), self.acceptance.chances()
+    def gains(self, caps: Sequence[int], chances: Sequence[float] | None = None) -> dict[int, float]:
+        """The gain of each of these caps, for a row by itself, as far as times are known; by its own
+        acceptance, or these `chances`."""
+        plain, chances = self.plain(), chances or self.acceptance.chances()
         if not plain or not caps:
             return {}
         expected, survival, gains = 1.0, 1.0, {}

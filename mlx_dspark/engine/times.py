@@ -15,6 +15,10 @@ DEPTH_STEP = 512
 """Depths this near have the same price."""
 
 
+FEW = 2
+"""Up to this width the slope of a correction is mostly noise."""
+
+
 @dataclass(slots=True)
 class _Samples:
     """The newest times of one kind of round, as multiples of what the curves say, which is 1 without them.
@@ -41,7 +45,7 @@ class _Known:
     plain_since: int = 0
     compared_at: int = 0
     probe_after: int = 0
-    fresh: dict[str, dict[int, _Samples]] = field(default_factory=dict)
+    times: dict[str, dict[int, _Samples]] = field(default_factory=dict)
     prices: dict[tuple[str, int, int], float | None] = field(default_factory=dict)
 
 
@@ -52,12 +56,12 @@ class RoundTimes:
 
     A round that was launched before its predecessor landed is charged from that landing on. One whose time
     the reader of the events took a part of tells nothing and is left out. Where plain rounds were launched
-    ahead, as plain decoding does it, those alone say what plain costs. Against curves, a time that is `STALE`
-    rounds old counts no more.
+    ahead, as plain decoding does it, those alone say what plain costs. Against curves, times that are `STALE`
+    rounds old count for less.
     """
 
     KEPT = 15
-    TRUSTED = 3
+    TRUSTED, MODEL = 3, 0.5
     STALE = 512
     CHECK_AFTER, CHECKED_BY = 256, 2
     MOST_WAITED = 0.1
@@ -114,7 +118,7 @@ class RoundTimes:
         )
         samples.add(self._charged / expected, known.rounds, overlapped and report.width == 1)
         known.prices.clear()
-        known.fresh.clear()
+        known.times.clear()
 
     def _expected(self, rows: int, width: int, source: str, depth: int) -> float | None:
         """What the curves say; of a source that was never timed, as if it drafted in no time."""
@@ -137,6 +141,11 @@ class RoundTimes:
         """How many times of such rounds are known, whoever drafted."""
         known = self._known.get(rows)
         return sum(each[width].count for each in known.by_width.values() if width in each) if known else 0
+
+    def drafts_timed(self, rows: int, source: str) -> int:
+        """How many times of rounds are known in which this source drafted."""
+        known = self._known.get(rows)
+        return sum(each.count for each in known.by_width.get(source, {}).values()) if known else 0
 
     def checking(self, rows: int) -> bool:
         """Whether no rounds with so many rows were plain for so long that some are due, to compare with."""
@@ -164,40 +173,38 @@ class RoundTimes:
         return known.prices[source, width, place]
 
     def _price(self, known: _Known, rows: int, width: int, source: str, depth: int) -> float | None:
-        if source not in known.fresh:
-            known.fresh[source] = self._fresh(known, rows, source)
-        times = known.fresh[source]
+        if source not in known.times:
+            known.times[source] = known.by_width.get("", {}) | known.by_width.get(source, {})
+        times = known.times[source]
         expected = self._expected(rows, width, source, depth)
         if expected is None:
             return _on_line({w: each.middle for w, each in times.items()}, width)
-        return expected * self._correction(times, width)
+        return expected * self._correction(times, width, known.rounds)
 
-    def _fresh(self, known: _Known, rows: int, source: str) -> dict[int, _Samples]:
-        times = known.by_width.get("", {}) | known.by_width.get(source, {})
-        if not self.measured(rows):
-            return times
-        return {w: each for w, each in times.items() if known.rounds - each.at <= self.STALE}
-
-    def _correction(self, times: Mapping[int, _Samples], width: int) -> float:
+    def _correction(self, times: Mapping[int, _Samples], width: int, now: int) -> float:
         """By how much the curves are off at this width: as seen there, else as around it."""
         own = times.get(width)
-        if own is not None and own.count >= self.TRUSTED:
+        stale = own is not None and now - own.at > self.STALE
+        if own is not None and own.count >= self.TRUSTED and not stale:
             return own.middle
         others = {w: each.middle for w, each in times.items() if w != width}
         around = _between(others, width) if others else 1.0
         if own is None:
             return around
-        return (own.count * own.middle + around) / (own.count + 1)
+        count = 1 if stale else own.count
+        return (count * own.middle + self.MODEL * around) / (count + self.MODEL)
 
 
 def _between(known: Mapping[int, float], width: int) -> float:
-    """On the line between neighbours, and beyond the last as there."""
+    """On the line between neighbours; beyond the last on the line through it and plain, at most doubled and
+    at least halved."""
     below = max((w for w in known if w <= width), default=None)
     above = min((w for w in known if w >= width), default=None)
-    if below is None or above is None or below == above:
-        nearest = above if below is None else below
-        assert nearest is not None
-        return known[nearest]
+    if below is None or below == above or len(known) == 1:
+        return known[min(known) if below is None else below]
+    if above is None:
+        line = known[below] + (known[below] - known[min(known)]) * (width - below) / (below - min(known))
+        return min(max(line, known[below] / 2), known[below] * 2) if below > FEW else known[below]
     return known[below] + (known[above] - known[below]) * (width - below) / (above - below)
 
 
