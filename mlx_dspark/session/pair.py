@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from mlx_dspark.distributed.link import Link
     from mlx_dspark.drafters.block import BlockDrafter
     from mlx_dspark.drafters.lookup import LookupDrafter
-    from mlx_dspark.engine.caps import MaxDraft
+    from mlx_dspark.engine.caps import CapPolicy, MaxDraft
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
     from mlx_dspark.session.calibrate import Calibration
+    from mlx_dspark.session.live import BatchMeter
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,24 @@ class Parts:
             if self.link.rank:
                 return Follower(FollowLoop(self.target, self.drafter, link=self.link), self.link)
             loop = partial(LeadLoop, link=self.link)
-        cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
+        curves = None if self.calibration is None else self.calibration.curves
+        sources = self.drafter.sources if self.drafter is not None else ()
+        cap = cap_policy(self.max_draft, sources, curves=curves)
         if own_thread:
-            return Scheduler(self.target, self.drafter, cap=cap, max_rows=self.max_batch, loop=loop)
+            meter = self._meter(cap)
+            return Scheduler(
+                self.target, self.drafter, cap=cap, max_rows=self.max_batch, loop=loop, meter=meter
+            )
         return Engine(self.target, self.drafter, cap=cap, loop=loop)
+
+    def _meter(self, cap: CapPolicy) -> BatchMeter | None:
+        """Measures batches as they form, where that would move a cap."""
+        from mlx_dspark.engine.live import LiveCaps
+
+        if self.calibration is None or self.drafter is None or not isinstance(cap, LiveCaps):
+            return None
+        moves = self.max_batch > 1 and not isinstance(self.max_draft, int)
+        return self.calibration.meter(self.target, self.drafter, cap.learn) if moves else None
 
 
 def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Parts:

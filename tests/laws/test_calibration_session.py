@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 
 import mlx_dspark
+from mlx_dspark.calibration.shape import with_rows
 from mlx_dspark.calibration.store import FILE, CalibrationStore
 from mlx_dspark.calibration.watch import ENOUGH
 from mlx_dspark.cli.main import run
-from mlx_dspark.foundation.curves import CostCurves
+from mlx_dspark.engine.times import RoundTimes
+from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.events import RoundReport
 from mlx_dspark.session import calibrate
 from mlx_dspark.session.timing import RoundTimer
 from tests.tiny import save_tiny
@@ -187,6 +191,37 @@ def test_live_rounds_that_disagree_have_the_pair_measured_anew(home: Path, cache
     assert costs.runs > runs
     assert healed.verify_seconds(1) == pytest.approx(0.011)
     assert next(iter(CalibrationStore(cache).entries())).stale == ""
+
+
+def test_a_batch_is_measured_when_it_first_forms(home: Path, cache: Path, costs: Costs) -> None:
+    with mlx_dspark.load(home / "model", max_batch=2) as session:
+        streams = [session.stream(PROMPT + " more" * i, max_new_tokens=120) for i in range(2)]
+        threads = [Thread(target=session.fold, args=(stream,)) for stream in streams]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    entry = next(iter(CalibrationStore(cache).entries()))
+    assert {point.rows for point in entry.curves.verify} == {1, 2}
+    runs = costs.runs
+    again = mlx_dspark.load(home / "model", max_batch=2)
+    assert curves_of(again) == entry.curves
+    assert costs.runs == runs
+
+
+@pytest.mark.parametrize("priced", [True, False])
+def test_times_noted_without_a_price_are_let_go_when_there_is_one(priced: bool) -> None:
+    """They were seconds, and would be read as multiples of the price."""
+    one = CostCurves(
+        (VerifyPoint(1, 1, 0, 0.01, 0.0),), {"lookup": (DraftPoint(1, 6, 0, 0.0, 0.0),)}, 0.0, 1.0
+    )
+    two = with_rows(one, CostCurves((VerifyPoint(2, 1, 0, 0.02, 0.0),), {}, 0.0, 1.0))
+    times = RoundTimes(two if priced else one)
+    for n in range(8):
+        times.charge(RoundReport(n, n + 0.03, 2, 1, 1, 0, 0, 0, 1, 5))
+    assert times.seconds(2, 1) == pytest.approx(0.03)
+    times.learn(two)
+    assert times.seconds(2, 1) == pytest.approx(0.03 if priced else 0.02)
 
 
 def test_functions_use_what_load_pair_measured(home: Path, cache: Path, costs: Costs) -> None:
