@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
 from mlx_dspark.foundation.knobs import Knob
@@ -59,12 +60,15 @@ class Progress:
 
 def open_session(loading: LoadSettings, progress: Progress) -> Session:
     """Load a model and say what was loaded, and how."""
+    from mlx_dspark.session.calibrate import calibrated
     from mlx_dspark.session.pair import load_parts
 
-    session = load_parts(loading, progress).session(own_thread=False)
+    parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
+    session = parts.session(own_thread=False)
     progress.clear()
-    parts = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
-    note(" · ".join(part for part in parts if part))
+    about = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
+    about.append(str(session.calibration or ""))
+    note(" · ".join(part for part in about if part))
     if session.requantized is not None:
         note(str(session.requantized))
     return session
@@ -167,5 +171,5 @@ def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
 
 
 def _flags() -> dict[str, Knob]:
-    sections = (TrainSettings, LoadSettings, GenerateSettings, AskSettings)
+    sections = (TrainSettings, CalibrateSettings, LoadSettings, GenerateSettings, AskSettings)
     return {knob.name: knob for each in sections for knob in each.knobs()}

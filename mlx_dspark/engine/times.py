@@ -145,6 +145,19 @@ class RoundTimes:
             self._expectations[at] = whole or None
         return self._expectations[at]
 
+    def learn(self, curves: CostCurves) -> None:
+        """Take curves that tell more. What was noted of rows that had no price so far is let go: it was in
+        seconds, and is not of a price."""
+        unpriced = [rows for rows in self._known if not self.measured(rows)]
+        self._curves = curves
+        self._expectations.clear()
+        for rows, known in self._known.items():
+            if rows in unpriced and self.measured(rows):
+                known.by_width.clear()
+            known.prices.clear()
+            known.times.clear()
+        self.version += 1
+
     def measured(self, rows: int) -> bool:
         """Whether curves say what rounds of so many rows cost."""
         return self._expected(rows, 1, "", 0) is not None

@@ -80,6 +80,15 @@ class LoadSettings(Settings):
             unset="auto with the drafter shipped with the model, else whole blocks or none",
         ),
     ] = None
+    calibrate: Annotated[
+        bool | None,
+        About(
+            Switch(optional=True),
+            "Measure anew what drafts cost here, though it is known. Off: neither measure nor use what was "
+            "measured.",
+            unset="once for each pair, unless --max-draft is given as a number",
+        ),
+    ] = None
     lookup_drafts: Annotated[
         bool | None,
         About(
