@@ -107,7 +107,9 @@ def closing_line(result: Result) -> str:
         f"prompt {count(result.prompt_tokens, 'token')} at {result.prefill_tokens_per_sec:.0f} tok/s",
         f"decode {rate:.1f} tok/s" if rate else "",
         f"accept length {accept_length(result.accept_lengths)}",
-        f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt",
+        f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt" + _parked(result),
+        _cap(result),
+        against_plain(result),
         _who_drafted(result),
         *result.troubles,
     ]
@@ -122,6 +124,28 @@ def count(number: int, thing: str) -> str:
 def accept_length(lengths: Sequence[int]) -> str:
     """The mean accept length, or a dash where nothing was drafted."""
     return f"{sum(lengths) / len(lengths):.2f}" if lengths else "-"
+
+
+def _parked(result: Result) -> str:
+    return f", {result.parked_rounds} parked" if result.parked_rounds else ""
+
+
+def _cap(result: Result) -> str:
+    """The cap that most drafting rounds had, and the range of all."""
+    drafting = {cap: rounds for cap, rounds in result.caps.items() if cap}
+    if not result.drafted or not drafting:
+        return ""
+    usual = max(drafting, key=lambda cap: drafting[cap])
+    return f"cap {usual}" if len(drafting) == 1 else f"cap {usual} of {min(drafting)} to {max(drafting)}"
+
+
+def against_plain(result: Result) -> str:
+    """The rate as a multiple of plain decoding, and what was expected of it; empty where it is not known."""
+    if result.mode == "baseline" or result.observed_speedup is None:
+        return ""
+    expected = result.predicted_speedup
+    told = "" if expected is None else f" ({expected:.2f}x expected)"
+    return f"{result.observed_speedup:.2f}x plain{told}"
 
 
 def _who_drafted(result: Result) -> str:

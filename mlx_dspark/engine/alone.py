@@ -15,7 +15,7 @@ from mlx_dspark.foundation.events import RoundReport
 LOSS = 0.012
 """The share of plain decoding that probes may cost."""
 
-SHORTEST_PARK, LONGEST_PARK = 8, 256
+SHORTEST_PARK, LONGEST_PARK = 4, 256
 
 
 class Alone(Protocol):
@@ -35,13 +35,17 @@ class BlockAlone:
     With `choose` the cap is the one with the greatest gain, chosen anew every round, where a new one must
     gain KEEP more; else the one derived for the request and its depth. Where it does not gain, the row is
     parked. A probe, of the cap that loses least, is followed by another as long as probes pay; the row drafts
-    again once the cap gains MARGIN. Curves alone park nobody for long: the first TRIED probes come soon.
+    again once the cap gains MARGIN. Plain rounds that drafting saved this row pay for more probes. Curves
+    alone park nobody for long, since the first TRIED probes come soon, and now and then a cap is tried that
+    they may overprice.
     """
 
     KEEP, MARGIN = 1.015, 1.02
     DEPTH_STEP = 1024
     LONG_PARK = 2048
     TRIED = 2
+    LOOK_AFTER, HOPE = 32, 0.7
+    MOST_SAVED, LOSS_OF_SAVED = 32.0, 0.03
 
     def __init__(self, prospects: Prospects, *, choose: bool) -> None:
         self._prospects = prospects
@@ -51,6 +55,9 @@ class BlockAlone:
         self._probe: int | None = None
         self._wait = 0
         self._plain_rounds = 0
+        self._saved = 0.0
+        self._drafting_rounds = 0
+        self._look = 0
 
     @property
     def parked(self) -> bool:
@@ -62,16 +69,19 @@ class BlockAlone:
         if self._cap == 0:
             return 0 if self._wait > 0 or self._probe is None else self._probe
         assert self._cap is not None
-        return min(self._cap, self._prospects.reach(1))
+        return self._look or min(self._cap, self._prospects.reach(1))
 
     def _decide_first(self) -> None:
         if self._cap is None:
             self._decide()
 
     def observe(self, report: RoundReport, seconds: float, *, drafted: bool, warm: bool) -> None:
-        del seconds, warm
+        del warm
         if self._cap is None:
             return
+        plain = self._prospects.plain()
+        if self._cap and drafted and plain:
+            self._saved = min(self._saved + report.committed - seconds / plain, self.MOST_SAVED)
         if self._cap == 0 and not drafted:
             self._wait -= 1
             self._plain_rounds += 1
@@ -97,7 +107,18 @@ class BlockAlone:
     def _chosen(self, gains: dict[int, float]) -> int:
         """The cap that gains most by the row's own acceptance; the present one unless another is better."""
         best = max(gains, key=lambda cap: gains[cap])
+        self._drafting_rounds += 1
+        curious = self._measured and self._drafting_rounds % self.LOOK_AFTER == 0
+        self._look = self._hoped_for(gains, gains[best]) if curious else 0
         return self._cap if self._cap and gains[best] <= self.KEEP * gains[self._cap] else best
+
+    def _hoped_for(self, gains: dict[int, float], best: float) -> int:
+        """The cap, wider than any timed of late, that would gain most if the curves overstate its price as
+        much as HOPE says; 0 where none would gain more than the best."""
+        widest = self._prospects.times.widest_drafted(1, self._prospects.source.name) - 1
+        beyond = {cap: gain / self.HOPE for cap, gain in gains.items() if cap > widest}
+        hoped = max(beyond, key=lambda cap: beyond[cap], default=0)
+        return hoped if hoped and beyond[hoped] > self.KEEP * best else 0
 
     def _derived(self) -> int:
         """The cap that gains most by the acceptance of the pair, found once for a request and depth; without
@@ -129,7 +150,9 @@ class BlockAlone:
         assert seconds
         cost = seconds / plain * max(0.0, 1 - gains[self._probe])
         least = SHORTEST_PARK + (self._plain_rounds // 8 if self._plain_rounds > self.LONG_PARK else 0)
-        wait = max(least, ceil(cost / LOSS))
+        share = LOSS if self._saved < cost else self.LOSS_OF_SAVED
+        self._saved = max(0.0, self._saved - cost)
+        wait = max(least, ceil(cost / share))
         self._wait = LONGEST_PARK if not prospects.paying(1) else min(wait, LONGEST_PARK)
         if self._measured and prospects.times.drafts_timed(1, prospects.source.name) < self.TRIED:
             self._wait = min(self._wait, SHORTEST_PARK)

@@ -29,6 +29,7 @@ class _SourceCap:
     def __init__(self, prospects: Prospects, alone: Alone) -> None:
         self.prospects = prospects
         self._alone = alone
+        self._compared: set[int] = set()
 
     def parked(self, rows: int) -> bool:
         if self.measuring(rows):
@@ -37,10 +38,14 @@ class _SourceCap:
 
     def measuring(self, rows: int) -> bool:
         """Whether plain rounds are needed to compare with; in company curves will do."""
-        times = self.prospects.times
-        if rows > 1 and times.measured(rows):
+        if rows in self._compared:
             return False
-        return times.samples(rows, 1) < self.PLAIN_SAMPLES
+        times = self.prospects.times
+        enough = times.samples(rows, 1) >= self.PLAIN_SAMPLES
+        if enough or (rows > 1 and times.measured(rows)):
+            self._compared.add(rows)
+            return False
+        return True
 
     def cap(self, rows: int) -> int:
         if self.measuring(rows):

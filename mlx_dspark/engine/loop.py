@@ -18,6 +18,7 @@ from mlx_dspark.engine.accept import Acceptance, accept
 from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.row import Row
 from mlx_dspark.foundation.events import (
+    UNKNOWN_OUTLOOK,
     Committed,
     EngineEvent,
     Outlook,
@@ -127,7 +128,7 @@ class VerifyLoop:
             certain=[len(c) for c in certain],
             lengths=lengths,
             wants=wants,
-            caps=caps,
+            caps=_caps_used(caps, by_source, sources, lengths),
             sources=sources or ("",) * len(depth),
             drafts=proposal.tokens[:, : max(lengths)] if proposal is not None and any(lengths) else None,
             acceptance=None,
@@ -202,6 +203,8 @@ class VerifyLoop:
     def _outlooks(self, batch: Batch, sources: Sequence[str], lengths: Sequence[int]) -> list[Outlook]:
         """What each row expects of a round in which so much was drafted."""
         n, width = len(batch.rows), 1 + max(lengths)
+        if self.drafter is None:
+            return [UNKNOWN_OUTLOOK] * n
         sources = sources or ("",) * n
         drafts = zip(batch.rows, sources, lengths, strict=True)
         return [row.caps.outlook(n, source, drafted, width) for row, source, drafted in drafts]
@@ -322,6 +325,16 @@ def _troubles(rows: Sequence[Row]) -> Iterator[tuple[int, EngineEvent]]:
         if row.trouble is not None and not row.announced:
             yield row.index, row.trouble
             row.trouble = None
+
+
+def _caps_used(
+    caps: list[int], by_source: dict[str, list[int]], sources: Sequence[str], lengths: Sequence[int]
+) -> list[int]:
+    """Per row the cap of the drafter that drafted; the most that any was allowed where none did."""
+    if not sources:
+        return caps
+    drafts = enumerate(zip(sources, lengths, strict=True))
+    return [by_source[s][r] if length and s in by_source else caps[r] for r, (s, length) in drafts]
 
 
 def _feed(certain: list[list[int]], proposal: Proposal | None, lengths: Sequence[int]) -> mx.array:

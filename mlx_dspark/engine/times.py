@@ -15,8 +15,11 @@ DEPTH_STEP = 512
 """Depths this near have the same price."""
 
 
-FEW = 2
-"""Up to this width the slope of a correction is mostly noise."""
+SAME = 0.005
+"""Medians this near are the same, relatively."""
+
+SPAN = 2
+"""Of widths less apart, the slope of a correction is mostly noise."""
 
 
 @dataclass(slots=True)
@@ -30,10 +33,16 @@ class _Samples:
     middle: float = 0.0
     count: int = 0
 
-    def add(self, value: float, at: int, overlapped: bool) -> None:
+    def add(self, value: float, at: int, overlapped: bool) -> bool:
+        """Whether that changed anything worth telling."""
         (self.overlapped if overlapped else self.apart).append(value)
         best = self.overlapped or self.apart
-        self.middle, self.count, self.at = median(best), len(best), at
+        before, few, middle = self.middle, self.count < RoundTimes.TRUSTED, median(best)
+        self.count, self.at = len(best), at
+        if not few and abs(middle - before) <= SAME * before:
+            return False
+        self.middle = middle
+        return True
 
 
 @dataclass
@@ -94,7 +103,10 @@ class RoundTimes:
         return self._charged
 
     def _of(self, rows: int) -> _Known:
-        return self._known.setdefault(rows, _Known(probe_after=self.SOONEST_PROBE))
+        known = self._known.get(rows)
+        if known is None:
+            known = self._known[rows] = _Known(probe_after=self.SOONEST_PROBE)
+        return known
 
     def _count(self, report: RoundReport, known: _Known) -> None:
         if report.width > 1:
@@ -116,9 +128,9 @@ class RoundTimes:
         samples = known.by_width.setdefault(source, {}).setdefault(
             report.width, _Samples(deque(maxlen=self.KEPT), deque(maxlen=self.KEPT))
         )
-        samples.add(self._charged / expected, known.rounds, overlapped and report.width == 1)
-        known.prices.clear()
-        known.times.clear()
+        if samples.add(self._charged / expected, known.rounds, overlapped and report.width == 1):
+            known.prices.clear()
+            known.times.clear()
 
     def _expected(self, rows: int, width: int, source: str, depth: int) -> float | None:
         """What the curves say; of a source that was never timed, as if it drafted in no time."""
@@ -159,6 +171,14 @@ class RoundTimes:
         """How many times of rounds are known in which this source drafted."""
         known = self._known.get(rows)
         return sum(each.count for each in known.by_width.get(source, {}).values()) if known else 0
+
+    def widest_drafted(self, rows: int, source: str) -> int:
+        """The widest round timed of late in which this source drafted; 0 when there was none."""
+        known = self._known.get(rows)
+        if known is None:
+            return 0
+        by_width = known.by_width.get(source, {})
+        return max((w for w, each in by_width.items() if known.rounds - each.at <= self.STALE), default=0)
 
     def checking(self, rows: int) -> bool:
         """Whether no rounds with so many rows were plain for so long that some are due, to compare with."""
@@ -209,16 +229,19 @@ class RoundTimes:
 
 
 def _between(known: Mapping[int, float], width: int) -> float:
-    """On the line between neighbours; beyond the last on the line through it and plain, at most doubled and
-    at least halved."""
+    """On the line between neighbours; beyond the last on the line through those that drafted, if they lie
+    SPAN apart, at most doubled and at least halved."""
     below = max((w for w in known if w <= width), default=None)
     above = min((w for w in known if w >= width), default=None)
-    if below is None or below == above or len(known) == 1:
+    if below is None or below == above:
         return known[min(known) if below is None else below]
-    if above is None:
-        line = known[below] + (known[below] - known[min(known)]) * (width - below) / (below - min(known))
-        return min(max(line, known[below] / 2), known[below] * 2) if below > FEW else known[below]
-    return known[below] + (known[above] - known[below]) * (width - below) / (above - below)
+    if above is not None:
+        return known[below] + (known[above] - known[below]) * (width - below) / (above - below)
+    first = min((w for w in known if w > 1), default=below)
+    if below - first < SPAN:
+        return known[below]
+    line = known[below] + (known[below] - known[first]) * (width - below) / (below - first)
+    return min(max(line, known[below] / 2), known[below] * 2)
 
 
 def _on_line(known: Mapping[int, float], width: int) -> float | None:

@@ -75,9 +75,9 @@ class LoadSettings(Settings):
         int | Literal["auto"] | None,
         About(
             Drafts(),
-            "Most drafts verified in a round. auto: chosen anew each round. 0 or full: the whole block; use "
-            "--mode baseline for plain decoding.",
-            unset="auto with the drafter shipped with the model, else whole blocks or none",
+            "Most drafts verified in a round. auto: chosen anew each round. A number is never overridden. 0 or "
+            "full: the whole block; use --mode baseline for plain decoding.",
+            unset="the one that pays best on this machine, derived for each answer, or none",
         ),
     ] = None
     calibrate: Annotated[

@@ -51,6 +51,9 @@ class Parts:
     """To the other processes that hold parts of the target; None where this one holds all of it."""
     facts: Mapping[str, str] | None = None
     """What the costs of the pair depend on; None where there are none to measure."""
+    acceptance: Mapping[str, Sequence[float]] | None = None
+    """By drafter, the chance of each draft as it is recorded with the pair. Such a drafter runs with the
+    automatic cap where no cap is given and nothing was measured."""
     calibration: Calibration | None = None
     """What is known of these costs; None where nobody has asked yet."""
 
@@ -90,7 +93,9 @@ class Parts:
             loop = partial(LeadLoop, link=self.link)
         curves = None if self.calibration is None else self.calibration.curves
         sources = self.drafter.sources if self.drafter is not None else ()
-        cap = cap_policy(self.max_draft, sources, curves=curves)
+        unmeasured = self.max_draft is None and curves is None and self.acceptance
+        asked = "auto" if unmeasured else self.max_draft
+        cap = cap_policy(asked, sources, curves=curves, acceptance=self.acceptance)
         if own_thread:
             meter = self._meter(cap)
             return Scheduler(
@@ -154,7 +159,7 @@ class _Read:
     drafter: Drafter | None
     model: BlockDrafter | None
     mode: str
-    shipped: bool
+    shipped: Path | None
 
 
 def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
@@ -200,7 +205,7 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
         accept=partial(refuse_model, kv_bits=settings.kv_bits, ranks=ranks),
         divide=None if link is None else partial(divide_model, group=link.group),
     )
-    return _Read(checkpoint, drafter, model, mode, shipped is not None)
+    return _Read(checkpoint, drafter, model, mode, shipped)
 
 
 def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link | None) -> Parts:
@@ -237,13 +242,23 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
         frozenset(checkpoint.eos_token_ids),
         read.mode,
         checkpoint.name,
-        "auto" if read.shipped and settings.max_draft is None else settings.max_draft,
+        settings.max_draft,
         settings.max_batch,
         target.report,
         checkpoint.requantized,
         link,
         pair_facts(settings, checkpoint, target, drafter) if drafter is not None and link is None else None,
+        _recorded(read),
     )
+
+
+def _recorded(read: _Read) -> dict[str, Sequence[float]] | None:
+    """The acceptance that is recorded with a shipped drafter."""
+    from mlx_dspark.catalog.shipped import recorded_acceptance
+
+    if read.shipped is None or read.model is None:
+        return None
+    return {read.model.name: recorded_acceptance(read.shipped)}
 
 
 def uses_shipped(settings: LoadSettings) -> bool:
