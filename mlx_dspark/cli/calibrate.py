@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 
 from mlx_dspark.calibration.store import CalibrationStore
 from mlx_dspark.cli.curve_picture import check_picture, save_picture
@@ -49,7 +50,8 @@ def _measure(own: CalibrateSettings, loading: LoadSettings) -> int:
     assert parts.facts is not None
     curves = found.curves or found.doubtful
     if curves is not None:
-        _print(own, [(parts.facts, curves, "" if found.curves is not None else found.reason)])
+        doubt = "" if found.curves is not None else found.reason
+        _print(own, [(parts.facts, curves, doubt)], parts.acceptance or {})
     if found.curves is None:
         note(
             f"mlx-dspark: nothing was kept: {found.reason}. Close other programs, let it cool, and try again."
@@ -99,20 +101,26 @@ def _refuse_unused(loading: LoadSettings) -> None:
             )
 
 
-def _print(own: CalibrateSettings, known: list[tuple[Mapping[str, str], CostCurves, str]]) -> None:
+def _print(
+    own: CalibrateSettings,
+    known: list[tuple[Mapping[str, str], CostCurves, str]],
+    recorded: Mapping[str, Sequence[float]] = MappingProxyType({}),
+) -> None:
     if own.json:
         listed = [{"about": dict(about), "doubt": doubt, **told(curves)} for about, curves, doubt in known]
         print(json.dumps(listed, ensure_ascii=False))
     else:
         for about, curves, doubt in known:
-            _print_tables(about, curves, doubt)
+            _print_tables(about, curves, doubt, recorded)
     if own.plot is not None:
         about, curves, _ = known[-1]
         save_picture(curves, Path(own.plot), title=_title(about))
         note(f"Wrote {own.plot}.")
 
 
-def _print_tables(about: Mapping[str, str], curves: CostCurves, doubt: str) -> None:
+def _print_tables(
+    about: Mapping[str, str], curves: CostCurves, doubt: str, recorded: Mapping[str, Sequence[float]]
+) -> None:
     from rich.console import Console
 
     console = Console(file=sys.stdout)
@@ -120,7 +128,7 @@ def _print_tables(about: Mapping[str, str], curves: CostCurves, doubt: str) -> N
     console.print(f"{_title(about)} · measured {measured}", highlight=False)
     console.print(verify_table(curves))
     for source in curves.draft:
-        console.print(cap_table(curves, source))
+        console.print(cap_table(curves, source, recorded.get(source, ())))
     console.print(summary(curves), highlight=False)
     if doubt:
         console.print(f"in doubt: {doubt}", highlight=False)

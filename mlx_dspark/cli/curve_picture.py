@@ -52,7 +52,7 @@ def save_picture(curves: CostCurves, path: Path, *, title: str) -> None:
     costs.set(xlabel="width, tokens", ylabel="ms a round", title="cost of a round", ylim=(0, None))
     for axes, source in zip(gains, curves.draft, strict=True):
         for acceptance in ACCEPTANCE:
-            predicted = rates(curves, source, acceptance)
+            predicted = rates(curves, source, [acceptance])
             axes.plot(list(predicted), list(predicted.values()), "o-", label=f"accepts {acceptance:.0%}")
         axes.axhline(1.0, color="0.6", linestyle=":")
         axes.set(xlabel="cap", ylabel="times plain decoding", title=f"predicted rate, {source}")

@@ -23,9 +23,9 @@ def caps_of(curves: CostCurves, source: str) -> list[int]:
     return sorted({*(cap for cap in _CAPS if cap < most), most})
 
 
-def rates(curves: CostCurves, source: str, acceptance: float) -> dict[int, float]:
-    """Predicted rate as a multiple of plain decoding, by cap."""
-    predicted = {cap: curves.speedup([acceptance], cap, source=source) for cap in caps_of(curves, source)}
+def rates(curves: CostCurves, source: str, acceptance: Sequence[float]) -> dict[int, float]:
+    """Predicted rate as a multiple of plain decoding, by cap; `acceptance` is that of each position."""
+    predicted = {cap: curves.speedup(acceptance, cap, source=source) for cap in caps_of(curves, source)}
     return {cap: rate for cap, rate in predicted.items() if rate is not None}
 
 
@@ -57,12 +57,17 @@ def verify_table(curves: CostCurves) -> Table:
     return table
 
 
-def cap_table(curves: CostCurves, source: str) -> Table:
-    """One drafter: what a draft costs by cap, and the rate to expect; the best of each column is marked."""
+def cap_table(curves: CostCurves, source: str, recorded: Sequence[float] = ()) -> Table:
+    """One drafter: what a draft costs by cap, and the rate to expect; the best of each column is marked.
+
+    `recorded` is the acceptance by position that is recorded of the pair, if any is.
+    """
     from rich.table import Table
 
-    table = Table(f"{source} cap", "draft ms", *(f"accepts {each:.0%}" for each in ACCEPTANCE))
-    predicted = [rates(curves, source, each) for each in ACCEPTANCE]
+    columns = {f"accepts {each:.0%}": (each,) for each in ACCEPTANCE}
+    columns |= {"as recorded": tuple(recorded)} if recorded else {}
+    table = Table(f"{source} cap", "draft ms", *columns)
+    predicted = [rates(curves, source, each) for each in columns.values()]
     best = [best_of(each) for each in predicted]
     for cap in caps_of(curves, source):
         cells = [_marked(each.get(cap), cap == top) for each, top in zip(predicted, best, strict=True)]
@@ -93,6 +98,6 @@ def _rows(rows: Sequence[int]) -> str:
 def told(curves: CostCurves) -> dict[str, object]:
     """The curves, their knee and the predicted rates as JSON values."""
     predicted = {
-        source: {f"{each:g}": rates(curves, source, each) for each in ACCEPTANCE} for source in curves.draft
+        source: {f"{each:g}": rates(curves, source, [each]) for each in ACCEPTANCE} for source in curves.draft
     }
     return {"curves": curves.to_json(), "knee": knee(verify_curve(curves)), "predicted": predicted}
