@@ -94,6 +94,8 @@ class Ask:
     proposal for position `positions[r] + 1 + i`.
     Greedy rows draft the arg-max. Sampled rows draw from their own q with `noise.draft_gumbel`.
     `by_source` holds the caps per drafter name, for a composition to hand on; `caps` is their maximum.
+    `thresholds`, per drafter name, are the confidences below which drafts end, for drafters that leave the
+    choice to the policy; absent or 0 for none.
     """
 
     anchors: Sequence[int]
@@ -102,6 +104,7 @@ class Ask:
     sampling: Sequence[SamplingParams]
     noise: RowNoise
     by_source: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    thresholds: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

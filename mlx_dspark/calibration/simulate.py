@@ -21,6 +21,7 @@ Noise = Callable[[], float]
 class _RowCaps(Protocol):
     def caps(self, rows: int = 1) -> Mapping[str, int]: ...
     def parked(self, rows: int = 1) -> bool: ...
+    def thresholds(self, rows: int = 1) -> Mapping[str, float]: ...
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook: ...
     def observe(self, report: RoundReport) -> None: ...
 
@@ -91,10 +92,22 @@ class Replay:
         return (all_plain - plain) / (all_seconds - seconds)
 
 
-class Machine:
-    """Runs one row of a policy; `truth` says what its rounds cost, `noise` how much each is off."""
+Cut = Callable[[int, int], int]
+"""From a draft's run and its cap, where the drafter would end it by its confidence."""
 
-    def __init__(self, truth: CostCurves, source: str, noise: Noise = lambda: 1.0) -> None:
+
+class Machine:
+    """Runs one row of a policy; `truth` says what its rounds cost, `noise` how much each is off, `cut` where
+    the drafter ends a draft when it is asked to."""
+
+    def __init__(
+        self,
+        truth: CostCurves,
+        source: str,
+        noise: Noise = lambda: 1.0,
+        cut: Cut = lambda _, cap: cap,
+    ) -> None:
+        self._cut = cut
         self.truth = truth
         self.source = source
         self.clock = 1.0
@@ -110,6 +123,9 @@ class Machine:
                 raise ValueError(f"the curves have no round of {cap} drafts by {self.source}")
             self._prices[key] = price
         return self._prices[key]
+
+    def _verify(self, width: int, depth: int) -> float:
+        return self.truth.verify_seconds(width, depth=depth) or 0.0
 
     def run(self, policy: _Policy, segments: Iterable[Segment], *, depth: int = 0) -> Replay:
         """One request whose answer is these segments, after a prompt of `depth` tokens."""
@@ -133,24 +149,28 @@ class Machine:
 
     def _round(self, row: _RowCaps, run: int, depth: int) -> tuple[RoundReport, float]:
         cap = row.caps().get(self.source, 0)
-        accepted, seconds = min(cap, run), self.seconds(cap, depth) * self._noise()
+        drafted = self._cut(run, cap) if cap and row.thresholds().get(self.source) else cap
+        accepted, seconds = min(drafted, run), self.seconds(cap, depth)
+        if drafted < cap:
+            seconds += self._verify(drafted + 1, depth) - self._verify(cap + 1, depth)
+        seconds *= self._noise()
         source, launched = self.source if cap else "", self.clock
         self.clock += seconds
         report = RoundReport(
             launched_at=launched,
             landed_at=self.clock,
             rows=1,
-            width=cap + 1,
+            width=drafted + 1,
             certain=1,
             cap=cap,
-            drafted=cap,
+            drafted=drafted,
             accepted=accepted,
             committed=accepted + 1,
             depth=depth,
             source=source,
             parked=row.parked(),
-            drafted_together=cap,
-            outlook=row.outlook(1, source, cap, cap + 1),
+            drafted_together=drafted,
+            outlook=row.outlook(1, source, drafted, drafted + 1),
         )
         row.observe(report)
         return report, seconds
@@ -172,6 +192,14 @@ class Constant:
     def parked(self, rows: int = 1) -> bool:
         del rows
         return False
+
+    def measuring(self, rows: int = 1) -> bool:
+        del rows
+        return False
+
+    def thresholds(self, rows: int = 1) -> Mapping[str, float]:
+        del rows
+        return {}
 
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         del rows, source, drafted, width

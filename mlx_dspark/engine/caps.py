@@ -36,6 +36,10 @@ class RowCaps(Protocol):
         """Whether plain rounds are being timed, so that none should be launched ahead."""
         ...
 
+    def thresholds(self, rows: int = 1) -> Mapping[str, float]:
+        """Per source, the confidence below which its drafts end; absent or 0: they are as long as allowed."""
+        ...
+
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         """What is expected of a round of so many rows and such a width, in which `source` drafts `drafted`
         tokens for this row."""
@@ -72,6 +76,10 @@ class FixedCaps:
     def measuring(self, rows: int = 1) -> bool:
         del rows
         return False
+
+    def thresholds(self, rows: int = 1) -> Mapping[str, float]:
+        del rows
+        return {}
 
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         del rows, source, drafted, width

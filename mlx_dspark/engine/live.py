@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mlx_dspark.engine.acceptance import Pool
 from mlx_dspark.engine.alone import Alone, BlockAlone, TrialAlone
+from mlx_dspark.engine.cutting import Cutting
 from mlx_dspark.engine.prices import Prospects
 from mlx_dspark.engine.times import RoundTimes
 from mlx_dspark.foundation.curves import CostCurves
@@ -30,6 +31,10 @@ class _SourceCap:
         self.prospects = prospects
         self._alone = alone
         self._compared: set[int] = set()
+        self._cutting = Cutting(prospects) if prospects.source.confident else None
+
+    def threshold(self, rows: int) -> float:
+        return self._cutting.threshold if self._cutting is not None and rows == 1 else 0.0
 
     def parked(self, rows: int) -> bool:
         if self.measuring(rows):
@@ -75,9 +80,12 @@ class _SourceCap:
     def observe(self, report: RoundReport, seconds: float, warm: bool) -> None:
         drafted = bool(report.drafted) and report.source == self.prospects.source.name
         self.prospects.depth = report.depth + report.committed
-        if drafted:
+        whole = not self.threshold(report.rows)
+        if drafted and whole:
             self.prospects.count(report)
-        if report.rows == 1 and report.certain == 1:
+        if drafted and warm and report.rows == 1 and self._cutting is not None:
+            self._cutting.observe(report.committed, seconds, report.cap)
+        if (whole or not drafted) and report.rows == 1 and report.certain == 1:
             self._alone.observe(report, seconds, drafted=drafted, warm=warm)
 
 
@@ -106,6 +114,9 @@ class LiveRowCaps:
             return False
         return any(source.measuring(rows) for source in self._sources.values())
 
+    def thresholds(self, rows: int = 1) -> Mapping[str, float]:
+        return {name: source.threshold(rows) for name, source in self._sources.items()}
+
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         times = self._shared.times
         plain = times.seconds(rows, 1, depth=self._depth)
@@ -118,7 +129,8 @@ class LiveRowCaps:
     def observe(self, report: RoundReport) -> None:
         self._depth = report.depth + report.committed
         warm = self._warm(report)
-        seconds = self._shared.times.charge(report, warm=warm)
+        whole = not (report.drafted and self.thresholds(report.rows).get(report.source))
+        seconds = self._shared.times.charge(report, warm=warm and whole)
         for source in self._sources.values():
             source.observe(report, seconds, warm)
 

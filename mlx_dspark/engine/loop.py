@@ -232,6 +232,7 @@ class VerifyLoop:
             sampling=batch.sampling,
             noise=batch.noise,
             by_source=by_source,
+            thresholds=_thresholds(batch),
         )
         return batch.drafting.propose(batch.rows, ask)
 
@@ -325,6 +326,13 @@ def _troubles(rows: Sequence[Row]) -> Iterator[tuple[int, EngineEvent]]:
         if row.trouble is not None and not row.announced:
             yield row.index, row.trouble
             row.trouble = None
+
+
+def _thresholds(batch: Batch) -> dict[str, list[float]]:
+    """Per source that has any, the confidence below which each row's drafts end."""
+    by_row = [row.caps.thresholds(len(batch.rows)) for row in batch.rows]
+    names = {name for row in by_row for name, threshold in row.items() if threshold}
+    return {name: [row.get(name, 0.0) for row in by_row] for name in names}
 
 
 def _caps_used(

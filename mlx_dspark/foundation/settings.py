@@ -26,6 +26,7 @@ from mlx_dspark.foundation.knobs import (
     Settings,
     Switch,
     Texts,
+    Threshold,
     Whole,
     Wholes,
     Words,
@@ -75,8 +76,8 @@ class LoadSettings(Settings):
         int | Literal["auto"] | None,
         About(
             Drafts(),
-            "Most drafts verified in a round. auto: chosen anew each round. A number is never overridden. 0 or "
-            "full: the whole block; use --mode baseline for plain decoding.",
+            "Most drafts verified in a round. auto: chosen anew each round. A number is never overridden. 0 "
+            "or full: the whole block; use --mode baseline for plain decoding.",
             unset="the one that pays best on this machine, derived for each answer, or none",
         ),
     ] = None
@@ -104,8 +105,12 @@ class LoadSettings(Settings):
         ),
     ] = 32
     confidence_threshold: Annotated[
-        float,
-        About(Number(0, 1), "End a block early where the drafter's own confidence falls below this. 0: off."),
+        float | Literal["auto"],
+        About(
+            Threshold(),
+            "End a block early where the drafter's own confidence falls below this. 0: off. auto: only while "
+            "that is measured to pay, which asks for a verify cost that rises and drafts that often fail.",
+        ),
     ] = 0.0
     drafter_bits: Annotated[
         int | None,

@@ -4,6 +4,8 @@ curves. Arithmetic only, on a simulated clock."""
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -101,3 +103,32 @@ def test_wrong_curves_cost_a_few_rounds(machine: str, wrong: str | None, max_dra
     assert run.gain_after(128) >= (0.98 if wrong in (None, "right") else 0.96)
     if max_draft == "auto" and wrong is not None:
         assert of_oracle(MACHINES[machine], run.stretches[-1]) >= 0.9
+
+
+CONFIDENT = Source("dspark", BLOCK, confident=True)
+
+
+@pytest.mark.parametrize("knows", [True, False], ids=["a head that knows", "a head that guesses"])
+@pytest.mark.parametrize("chance", [0.75, 0.97])
+@pytest.mark.parametrize("machine", ["flat", "steep MoE"])
+def test_drafts_are_cut_by_confidence_only_where_that_pays(machine: str, chance: float, knows: bool) -> None:
+    """It needs a curve that rises, drafts that fail, and a head that tells which."""
+    truth, segments = MACHINES[machine], drawn((chance,) * 3)
+    cuts: list[int] = []
+
+    def cut(run: int, cap: int) -> int:
+        cuts.append(cap)
+        return min(cap, max(1, run)) if knows else 1
+
+    pinned = 5
+    whole = Machine(truth, "dspark").run(cap_policy(pinned, [DSPARK]), segments)
+    asked = Machine(truth, "dspark", cut=cut).run(cap_policy(pinned, [CONFIDENT], curves=truth), segments)
+    can_pay = machine == "steep MoE" and chance < 0.9
+    assert bool(cuts) == can_pay
+    assert asked.gain >= (1.1 if can_pay and knows else 0.95) * whole.gain
+
+
+def test_policies_and_the_simulator_import_no_mlx() -> None:
+    code = "import sys, mlx_dspark.engine.caps, mlx_dspark.calibration.simulate; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"mlx", "mlx.core", "mlx_lm", "numpy"} & set(done.stdout.split())
