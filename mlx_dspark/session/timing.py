@@ -97,8 +97,7 @@ class RoundTimer:
         self._given = _Given(drafter.taps, widest, target.spec.vocab)
         self._loop = VerifyLoop(target, self._given)
         self._seed = self._fed()
-        free = psutil.virtual_memory().available if available is None else available
-        self.depths = self._depths(free)[: None if deep else 1]
+        self.depths = self._depths(_free() if available is None else available)[: None if deep else 1]
         self._batches = {depth: self._batch(depth) for depth in self.depths}
         self._drafts: dict[int, _DraftTimer] = {}
 
@@ -240,6 +239,13 @@ class _DraftTimer:
     def _observe(self, seen: Observation) -> None:
         self._drafter.observe(self._rows, seen)
         self._depth += len(seen.tokens[0])
+
+
+def _free() -> int:
+    """Bytes that neither the machine nor the device has in use."""
+    free = psutil.virtual_memory().available
+    total = mx.device_info().get("memory_size")
+    return min(free, int(total) - mx.get_active_memory()) if total else free
 
 
 def _tokens(n: int, vocab: int, at: int = 0) -> list[int]:
