@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 
 from mlx_dspark.foundation.request import SamplingParams
+from mlx_dspark.foundation.source import Source
 from mlx_dspark.nn.noise import RowNoise
 from mlx_dspark.nn.probs import DraftProbs
 from mlx_dspark.state.rows import RowStates
@@ -93,6 +94,8 @@ class Ask:
     proposal for position `positions[r] + 1 + i`.
     Greedy rows draft the arg-max. Sampled rows draw from their own q with `noise.draft_gumbel`.
     `by_source` holds the caps per drafter name, for a composition to hand on; `caps` is their maximum.
+    `thresholds`, per drafter name, are the confidences below which drafts end, for drafters that leave the
+    choice to the policy; absent or 0 for none.
     """
 
     anchors: Sequence[int]
@@ -101,6 +104,7 @@ class Ask:
     sampling: Sequence[SamplingParams]
     noise: RowNoise
     by_source: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    thresholds: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,15 +132,6 @@ class Observation:
     features: mx.array | None
     drafted: Sequence[int]
     accepted: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One drafter as cap policies see it. `own_length`: it sizes each draft by itself, below the cap."""
-
-    name: str
-    max_draft: int
-    own_length: bool = False
 
 
 class DraftRows(Protocol):

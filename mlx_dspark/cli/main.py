@@ -20,6 +20,7 @@ from mlx_dspark.cli.mistakes import explained
 from mlx_dspark.cli.ranks import follows, refuse_ranks, report
 from mlx_dspark.cli.show import Progress, note
 from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
+from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.errors import DsparkError, UsageError
 from mlx_dspark.foundation.settings import (
     AskSettings,
@@ -31,6 +32,8 @@ from mlx_dspark.foundation.settings import (
 
 ONE_ANSWER = "max_batch"
 """The knob that a command which makes one answer at a time has no use for."""
+MEASURED = (ONE_ANSWER, "max_draft", "calibrate")
+"""The knobs that `calibrate` has no use for."""
 _TOP_LEVEL_FLAGS = ("--help", "-h", "--version")
 
 ACCEPT_LENGTH = (
@@ -102,6 +105,7 @@ def _joined(tokens: Sequence[str]) -> list[str]:
 
 def build_app() -> App:
     """Every command with its flags. Nothing heavy is imported until a command runs."""
+    from mlx_dspark.cli.calibrate import calibrate
     from mlx_dspark.cli.chat import chat
     from mlx_dspark.cli.demo import demo
     from mlx_dspark.cli.generate import generate
@@ -124,6 +128,9 @@ def build_app() -> App:
             chat, LoadSettings, GenerateSettings, without=(ONE_ANSWER, "logprobs", "chat_template")
         ),
         "demo": with_flags(demo, LoadSettings, without=(ONE_ANSWER,)),
+        "calibrate": with_flags(
+            calibrate, CalibrateSettings, LoadSettings, without=MEASURED, positional=("model",)
+        ),
     }
     for name, command in with_settings.items():
         app.command(command, name=name, help_epilogue=_FLAGS_EPILOGUE)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from mlx_dspark.cli.flags import negative_of
 from mlx_dspark.cli.main import ACCEPT_LENGTH, ONE_ANSWER
+from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 from mlx_dspark.session.result import Result
@@ -24,6 +25,7 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 | `mlx-dspark chat` | holds a conversation; Ctrl-C stops the answer, Ctrl-D leaves, `/help` lists the rest |
 | `mlx-dspark export MODEL DIR` | writes a model as a standard MLX model folder |
 | `mlx-dspark demo` | answers a prompt, then races plain against speculative decoding on it |
+| `mlx-dspark calibrate MODEL` | measures what drafts cost on this machine, and prints the curves |
 | `mlx-dspark train` | makes a drafter for a model, from the model's own answers |
 | `mlx-dspark --version`, `--help` | the version; every command |
 
@@ -44,8 +46,8 @@ underscores, are arguments of `load` (model and drafting), `Session.generate` an
 command line only; one that begins with `MLX_DSPARK_` and is none of these is told on standard error.
 
 `MLX_DSPARK_CACHE_DIR` names the folder of the default model and of what was found out about machine and
-models (`cpu-weights.json`, `faithful.json`), and is read from Python too; without it that is
-`~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache, which `HF_HOME` moves.
+models (`cpu-weights.json`, `faithful.json`, `calibration.json`), and is read from Python too; without it
+that is `~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache, which `HF_HOME` moves.
 
 The closing line counts rounds, forward passes of the target, and says how many of them read the prompt.
 {ACCEPT_LENGTH} `context full` in place of `length` says that prompt and answer fill the model's context.
@@ -53,8 +55,10 @@ The closing line counts rounds, forward passes of the target, and says how many 
 
 _TAKEN_BY = {
     AskSettings: "`generate`",
-    LoadSettings: "`generate`, `chat`, `demo` (there without `--mode baseline`)",
+    LoadSettings: "`generate`, `chat`, `demo` (there without `--mode baseline`), `calibrate` (there without "
+    "`--mode baseline`, `--max-draft` and `--calibrate`)",
     GenerateSettings: "`generate`, `chat` (there without `--logprobs` and `--chat-template`)",
+    CalibrateSettings: "`calibrate`",
     TrainSettings: "`train`",
 }
 

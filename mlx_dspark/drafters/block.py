@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -56,6 +57,8 @@ class Trace:
 class BlockDrafter(ABC):
     """A drafter whose model is a BlockBackbone; implements the Drafter protocol.
 
+    `confidence_threshold` "auto" leaves it to what each proposal is asked with.
+
     `dtype` is what the model computes in; `d2t` belongs to a reduced vocabulary. `confidence_threshold` above
     0 ends a draft where the product of its confidences falls below it, at a synchronisation in `propose`.
     """
@@ -67,14 +70,17 @@ class BlockDrafter(ABC):
         dtype: mx.Dtype,
         *,
         d2t: mx.array | None = None,
-        confidence_threshold: float = 0.0,
+        confidence_threshold: float | Literal["auto"] = 0.0,
     ) -> None:
         self.config = config
         self.model = model
         self.dtype = dtype
         self.vocab = DraftVocab(config.vocab, d2t)
-        self.confidence_threshold = confidence_threshold
+        self.confident = confidence_threshold == "auto"
+        self.confidence_threshold = 0.0 if confidence_threshold == "auto" else confidence_threshold
         self._target: Target | None = None
+        self.folder: Path | None = None
+        """Where it was read from; None where it was made in memory."""
 
     @property
     def name(self) -> str:
@@ -82,7 +88,7 @@ class BlockDrafter(ABC):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        return (Source(self.name, self.max_draft, own_length=self.confidence_threshold > 0),)
+        return (Source(self.name, self.max_draft, self.confidence_threshold > 0, self.confident),)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -161,8 +167,9 @@ class BlockDrafter(ABC):
         chain = self._chain(hidden, [ask.anchors[row] for row in active], width, draw)
         if chain.confidence_logits is not None:
             rows.confidences = mx.sigmoid(chain.confidence_logits.astype(mx.float32))
-        if self.confidence_threshold > 0 and rows.confidences is not None:
-            for row, most in zip(active, self._confident(rows.confidences), strict=True):
+        thresholds = self._thresholds(ask, active)
+        if any(thresholds) and rows.confidences is not None:
+            for row, most in zip(active, _confident(rows.confidences, thresholds), strict=True):
                 lengths[row] = min(lengths[row], most)
         width = max(lengths)
         tokens, q = chain.tokens[:, :width], draw.probs(chain.tokens)
@@ -205,10 +212,17 @@ class BlockDrafter(ABC):
         noise = ask.noise if len(active) == len(ask.caps) else ask.noise.select(active)
         return SampledDraw(self.vocab, sampling, noise, [ask.positions[row] + 1 for row in active])
 
-    def _confident(self, confidences: mx.array) -> list[int]:
-        """Per row the longest draft whose confidences' product reaches the threshold, at least one."""
-        reached = mx.cumprod(confidences, axis=1) >= self.confidence_threshold
-        return [max(1, sum(row)) for row in reached.tolist()]  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+    def _thresholds(self, ask: Ask, active: Sequence[int]) -> list[float]:
+        if not self.confident:
+            return [self.confidence_threshold] * len(active)
+        asked = ask.thresholds.get(self.name)
+        return [0.0 if asked is None else asked[row] for row in active]
+
+
+def _confident(confidences: mx.array, thresholds: Sequence[float]) -> list[int]:
+    """Per row the longest draft whose confidences' product reaches the threshold, at least one."""
+    reached = mx.cumprod(confidences, axis=1) >= mx.array(list(thresholds))[:, None]
+    return [max(1, sum(row)) for row in reached.tolist()]  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
 
 
 def check_fit(config: DrafterConfig, target: Target) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,7 +27,7 @@ def load_drafter(
     quantize_bits: int | None = None,
     group_size: int = 64,
     window: int = 4096,
-    confidence_threshold: float = 0.0,
+    confidence_threshold: float | Literal["auto"] = 0.0,
     dtype: mx.Dtype | None = None,
 ) -> BlockDrafter:
     """Load the DSpark or DFlash drafter in folder `path`; it must then be bound to its target.
@@ -36,7 +36,8 @@ def load_drafter(
     layers whose width is not a multiple of the group stay as they are. None stands for 4, or for none where
     the checkpoint is stored quantized. A checkpoint that is stored in so many bits is taken as it is, as is
     any with `quantize_bits` 0. `window` is the number of most recent context positions a bidirectional layer
-    attends to, 0 for all. `confidence_threshold`, from 0 (off) up to 1, cuts drafts by the head's confidence.
+    attends to, 0 for all. `confidence_threshold`, from 0 (off) up to 1, cuts drafts by the head's confidence;
+    "auto" by what each proposal is asked with.
     `dtype` None: float32 on the CPU, elsewhere the checkpoint's.
 
     Raises UsageError for a value out of range, ModelNotFound, BadCheckpoint or UnsupportedModel for a
@@ -46,10 +47,13 @@ def load_drafter(
     _check("group_size", group_size, group_size in (32, 64, 128), "32, 64 or 128")
     _check("window", window, window >= 0, "a number of positions, 0 for all")
     _check(
-        "confidence_threshold", confidence_threshold, 0 <= confidence_threshold <= 1, "a number from 0 to 1"
+        "confidence_threshold",
+        confidence_threshold,
+        confidence_threshold == "auto" or 0 <= confidence_threshold <= 1,
+        'a number from 0 to 1, or "auto"',
     )
     checkpoint = read_drafter(path)
-    if confidence_threshold > 0 and not checkpoint.config.confidence:
+    if confidence_threshold and not checkpoint.config.confidence:
         raise UsageError(
             f"confidence_threshold is {confidence_threshold}, and {path} has no confidence head.",
             "Leave it at 0 for this drafter.",
@@ -67,13 +71,15 @@ def load_drafter(
         if quantize_bits:
             _quantize(model, quantize_bits, group_size)
     mx.eval(model.parameters())
-    drafter = getattr(family, FAMILIES[checkpoint.config.family][1])
-    return drafter(
+    build = getattr(family, FAMILIES[checkpoint.config.family][1])
+    drafter: BlockDrafter = build(
         checkpoint.config, model, dtype, d2t=checkpoint.d2t, confidence_threshold=confidence_threshold
     )
+    drafter.folder = path
+    return drafter
 
 
-def _check(name: str, value: float | None, good: bool, want: str) -> None:
+def _check(name: str, value: float | str | None, good: bool, want: str) -> None:
     if not good:
         raise UsageError(f"{name} is {value}, which is out of range.", f"Give {want}.", field=name)
 

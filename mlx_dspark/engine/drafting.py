@@ -144,6 +144,7 @@ def _asked_of(places: Sequence[int], ask: Ask) -> Ask:
         sampling=[ask.sampling[place] for place in places],
         noise=ask.noise.select(places),
         by_source={name: [caps[place] for place in places] for name, caps in ask.by_source.items()},
+        thresholds={name: [each[place] for place in places] for name, each in ask.thresholds.items()},
     )
 
 

@@ -253,6 +253,20 @@ class Drafts(Kind):
         return value is None or (isinstance(value, str) and value == "auto") or Whole(0).accepts(value)
 
 
+class Threshold(Kind):
+    """A confidence below which drafts end: a number from 0 (never) to 1, or auto (where it pays)."""
+
+    @property
+    def want(self) -> str:
+        return "a number from 0 to 1, or auto"
+
+    def parse(self, text: str) -> float | str:
+        return text if text == "auto" else float(text)
+
+    def accepts(self, value: Any) -> bool:
+        return (isinstance(value, str) and value == "auto") or Number(0, 1).accepts(value)
+
+
 @dataclass(frozen=True)
 class About:
     """The declaration of one knob, written in the annotation of its field.

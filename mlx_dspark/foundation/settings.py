@@ -26,6 +26,7 @@ from mlx_dspark.foundation.knobs import (
     Settings,
     Switch,
     Texts,
+    Threshold,
     Whole,
     Wholes,
     Words,
@@ -77,9 +78,18 @@ class LoadSettings(Settings):
         int | Literal["auto"] | None,
         About(
             Drafts(),
-            "Most drafts verified in a round. auto: chosen anew each round. 0 or full: the whole block; use "
-            "--mode baseline for plain decoding.",
-            unset="auto with the drafter shipped with the model, else whole blocks or none",
+            "Most drafts verified in a round. auto: chosen anew each round. A number is never overridden. 0 "
+            "or full: the whole block; use --mode baseline for plain decoding.",
+            unset="the one that pays best on this machine, derived for each answer, or none",
+        ),
+    ] = None
+    calibrate: Annotated[
+        bool | None,
+        About(
+            Switch(optional=True),
+            "Measure anew what drafts cost here, though it is known. Off: neither measure nor use what was "
+            "measured.",
+            unset="once for each pair, unless --max-draft is given as a number",
         ),
     ] = None
     lookup_drafts: Annotated[
@@ -97,8 +107,12 @@ class LoadSettings(Settings):
         ),
     ] = 32
     confidence_threshold: Annotated[
-        float,
-        About(Number(0, 1), "End a block early where the drafter's own confidence falls below this. 0: off."),
+        float | Literal["auto"],
+        About(
+            Threshold(),
+            "End a block early where the drafter's own confidence falls below this. 0: off. auto: only while "
+            "that is measured to pay, which asks for a verify cost that rises and drafts that often fail.",
+        ),
     ] = 0.0
     drafter_bits: Annotated[
         int | None,
