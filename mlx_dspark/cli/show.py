@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
 from mlx_dspark.foundation.knobs import Knob
@@ -143,5 +144,6 @@ def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
 
 
 def _flags() -> dict[str, Knob]:
-    sections = (TrainSettings, LoadSettings, GenerateSettings, AskSettings)
+    benches = (BenchmarkSettings, RaceSettings)
+    sections = (TrainSettings, *benches, LoadSettings, GenerateSettings, AskSettings)
     return {knob.name: knob for each in sections for knob in each.knobs()}
