@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlx_dspark.bench.arms import Answer, Measured
@@ -67,6 +67,7 @@ def test_acceptance_by_position_is_the_chance_whatever_the_caps(caps: list[int])
     assert found == pytest.approx(chances, abs=0.03)
 
 
+@settings(deadline=None)
 @given(CHANCES, st.lists(st.integers(1, 5), min_size=1, max_size=3))
 def test_accept_length_is_one_and_the_shares_that_reached_a_position(
     chances: list[float], caps: list[int]
@@ -97,6 +98,7 @@ def test_ratios_are_taken_within_a_trial() -> None:
 # -- order
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.sets(st.integers(0, 3), min_size=1), min_size=1, max_size=4),
     st.integers(1, 4),
@@ -121,6 +123,7 @@ def test_every_arm_is_first_about_as_often() -> None:
 # -- verdicts
 
 
+@settings(deadline=None)
 @given(TOKENS, TOKENS)
 def test_the_first_difference_is_where_answers_part(ours: list[int], theirs: list[int]) -> None:
     at = first_difference(ours, theirs)
@@ -170,6 +173,7 @@ def test_a_tie_is_a_gap_between_the_two_tokens_that_rounding_can_close(found: Ve
 # -- charts
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e6), st.floats(1e-3, 1e6), st.integers(1, 80))
 def test_a_bar_is_as_long_as_its_share(value: float, most: float, cells: int) -> None:
     drawn = bar(value, most, cells)
@@ -178,6 +182,7 @@ def test_a_bar_is_as_long_as_its_share(value: float, most: float, cells: int) ->
     assert len(drawn) <= cells
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.builds(
