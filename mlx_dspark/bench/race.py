@@ -38,11 +38,13 @@ class Lane:
     def lap(self, seconds: float, clock: Clock, settle: Settle) -> None:
         """Go on for so long, or to the end; `settle` waits for what is still being computed."""
         started = clock()
-        while not self.done and clock() - started < seconds:
-            event = next(self.events, None)
-            self._take(event, self.seconds + clock() - started)
-        settle()
-        self.seconds += clock() - started
+        try:
+            while not self.done and clock() - started < seconds:
+                event = next(self.events, None)
+                self._take(event, self.seconds + clock() - started)
+            settle()
+        finally:
+            self.seconds += clock() - started
 
     def _take(self, event: SessionEvent | None, at: float) -> None:
         if event is None or isinstance(event, Finished):

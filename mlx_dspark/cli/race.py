@@ -195,7 +195,8 @@ def _print(outcome: Outcome, lines: list[dict[str, Any]], decode: Decode) -> Non
         for trouble in line["troubles"]:
             print(f"{line['arm']}: {trouble}")
     if outcome.identical:
-        print("All arms wrote the tokens of plain decoding at a cap of 0.")
+        far = ", as far as they came" if outcome.interrupted else ""
+        print(f"All arms wrote the tokens of plain decoding at a cap of 0{far}.")
     for lane, verdict in zip(outcome.lanes, outcome.verdicts, strict=False):
         if not verdict.same:
             print(f"{lane.label} {told(verdict, decode)}.")

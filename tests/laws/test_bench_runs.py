@@ -125,7 +125,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def about(found: Parts) -> tuple[Any, ...]:
-    return found.mode, found.max_draft, found.drafter.sources if found.drafter is not None else ()
+    """The mode, the cap, and every drafter with the numbers it was made with."""
+    drafters = getattr(found.drafter, "parts", () if found.drafter is None else (found.drafter,))
+    numbers = [{k: v for k, v in vars(each).items() if isinstance(v, int | float)} for each in drafters]
+    return found.mode, found.max_draft, [(each.sources, each.taps) for each in drafters], numbers
 
 
 @pytest.mark.parametrize("max_draft", [None, "auto", 0, 3])
@@ -143,7 +146,7 @@ def test_a_variant_is_what_would_have_been_loaded(
     for mode, options in asked:
         wanted = load_parts(LoadSettings.of({**options, "mode": mode, "max_draft": max_draft}))
         assert about(variant(loaded, settings, mode, max_draft)) == about(wanted)
-    assert about(variant(loaded, settings, "baseline")) == ("baseline", None, ())
+    assert about(variant(loaded, settings, "baseline")) == ("baseline", None, [], [])
     other = "dflash" if drafter == "dspark" else "dspark"
     with pytest.raises(UsageError, match=f"needs a {other} drafter"):
         variant(loaded, settings, other)
@@ -363,7 +366,21 @@ def test_an_interrupted_race_keeps_what_the_lanes_wrote(at: str | int) -> None:
     assert outcome.interrupted
     assert bool(outcome.verdicts) == isinstance(at, int)
     assert all(verdict.same for verdict in outcome.verdicts)
+    assert all(bool(lane.tokens) <= (lane.seconds > 0) for lane in outcome.lanes)
     assert any(lane.tokens for lane in outcome.lanes) == isinstance(at, int)
+
+
+def test_a_lap_that_is_interrupted_counts() -> None:
+    clock = Clock()
+
+    def works() -> Iterator[SessionEvent]:
+        yield from itertools.islice(clock.works(4, 0.5), 3)
+        raise KeyboardInterrupt
+
+    lane = Lane("cut", works())
+    with pytest.raises(KeyboardInterrupt):
+        lane.lap(10.0, clock, lambda: None)
+    assert (lane.tokens, lane.seconds) == (3, 1.5)
 
 
 # -- commands
