@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-import mlx.core as mx
-
 from mlx_dspark.bench.cases import Case
+from mlx_dspark.bench.memory import PeakMemory
 from mlx_dspark.bench.stats import VerifyRound, Work
 from mlx_dspark.engine.caps import FixedCaps, MaxDraft
 from mlx_dspark.engine.engine import Engine
@@ -39,8 +38,7 @@ class Measured:
     """One turn of an arm: the answers to a case, and what they took together.
 
     `prefill` counts prompt tokens, `decode` the tokens of rounds that landed after every prompt had been
-    read. `first_token_seconds` is that of the first prompt. `peak_bytes` is the most that MLX held, all
-    loaded weights included, `used_bytes` what of it was not held before.
+    read. `first_token_seconds` is that of the first prompt. `peak_bytes` and `used_bytes`: see PeakMemory.
     """
 
     answers: tuple[Answer, ...]
@@ -105,15 +103,13 @@ class OwnArm:
             GenerateRequest(prompt, case.new, sampling(case, seed + row), self._session.end_ids)
             for row, prompt in enumerate(case.prompts)
         ]
-        before = mx.get_active_memory()
-        mx.reset_peak_memory()
+        memory = PeakMemory()
         events: list[list[EngineEvent]] = [[] for _ in requests]
         for row, event in cast(Engine, self._session.engine).run(requests):
             events[row].append(event)
-        peak = mx.get_peak_memory()
+        held = memory.read()
         answers = [answer_of(each, self._session.fold(each)) for each in events]
-        taken = measured(answers, events)
-        return replace(taken, peak_bytes=peak, used_bytes=max(0, peak - before))
+        return replace(measured(answers, events), **held)
 
 
 def sampling(case: Case, seed: int) -> SamplingParams:

@@ -119,7 +119,7 @@ def _rates(lines: Sequence[Line]) -> Table:
             spread(line.against_plain, ".2f"),
             spread(line.prefill, ".0f"),
             seconds(line.first_token_seconds),
-            f"{line.peak_bytes / 1e9:.2f} GB",
+            f"{line.peak_bytes / 1e6:,.0f} MB",
             lossless(line.verdicts),
         )
         group = line.group

@@ -5,7 +5,7 @@
 Reads a JSON object a line: `ids`, `new`, `end_ids`, `temperature`, `seed`, `chunk` (prompt tokens read at
 once), `kv_bits` and `draft` (whether the draft model drafts). Answers with `tokens`, the ending one included,
 `prefill_seconds`, `decode_seconds`, which run from the first token to the last, `peak_bytes` and
-`used_bytes`. Nothing of this package but this file runs here.
+`used_bytes`. Of this package only the watching of memory runs here.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import mlx.core as mx
 import mlx_lm
 from mlx_lm.generate import generate_step, speculative_generate_step
 from mlx_lm.sample_utils import make_sampler
+
+from mlx_dspark.bench.memory import PeakMemory
 
 
 def generated(model: Any, draft_model: Any, task: dict[str, Any]) -> Iterator[int]:
@@ -41,8 +43,7 @@ def generated(model: Any, draft_model: Any, task: dict[str, Any]) -> Iterator[in
 
 def answer(model: Any, draft_model: Any, task: dict[str, Any]) -> dict[str, Any]:
     mx.random.seed(task["seed"])
-    before = mx.get_active_memory()
-    mx.reset_peak_memory()
+    memory = PeakMemory()
     ends = set(task["end_ids"])
     tokens: list[int] = []
     started = first = last = perf_counter()
@@ -52,13 +53,12 @@ def answer(model: Any, draft_model: Any, task: dict[str, Any]) -> dict[str, Any]
         first = last if len(tokens) == 1 else first
         if token in ends:
             break
-    peak = mx.get_peak_memory()
+    held = memory.read()
     return {
         "tokens": tokens,
         "prefill_seconds": first - started,
         "decode_seconds": last - first,
-        "peak_bytes": peak,
-        "used_bytes": max(0, peak - before),
+        **held,
     }
 
 

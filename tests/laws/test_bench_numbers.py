@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +21,7 @@ from mlx_dspark.bench.cases import CONTENTS, Case, shipped_prompts
 from mlx_dspark.bench.chart import Bar, bar, chart
 from mlx_dspark.bench.machine import linux_state, macos_state, state_now
 from mlx_dspark.bench.order import turns
-from mlx_dspark.bench.picture import check_plot
+from mlx_dspark.bench.picture import check_plot, save_chart
 from mlx_dspark.bench.report import figures, lossless, tables, told
 from mlx_dspark.bench.stats import (
     Spread,
@@ -212,6 +214,45 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_runs(
         check_plot(str(tmp_path / "rates.png"))
     check_plot("terminal")
     check_plot(None)
+
+
+class FakeFigure:
+    """Stands for matplotlib's: keeps what was drawn, and cannot be saved where `full` says so."""
+
+    full = False
+    drawn: dict[str, Any]
+
+    def __init__(self, **_: Any) -> None:
+        FakeFigure.drawn = {}
+
+    def __getattr__(self, name: str) -> Any:
+        def draw(*values: Any, **named: Any) -> FakeFigure:
+            if name == "savefig" and self.full:
+                raise OSError(28, "No space left on device")
+            FakeFigure.drawn[name] = (values, named)
+            return self
+
+        return draw
+
+
+@pytest.fixture
+def matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = ModuleType("matplotlib.figure")
+    figure.Figure = FakeFigure  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("matplotlib"))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", figure)
+
+
+@pytest.mark.usefixtures("matplotlib")
+def test_a_picture_has_every_bar_with_its_spread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = [Bar("chat", "baseline", 10, 8, 13), Bar("chat", "lookup", 20, 20, 21, "2.00x")]
+    save_chart(bars, tmp_path / "rates.png", title="tiny", unit="tokens a second")
+    (places, values), named = FakeFigure.drawn["barh"]
+    assert (list(places), values, named["xerr"]) == ([0, 1], [10, 20], [[2, 0], [3, 1]])
+    assert FakeFigure.drawn["savefig"][0] == (tmp_path / "rates.png",)
+    monkeypatch.setattr(FakeFigure, "full", True)
+    with pytest.raises(UsageError, match="No space left on device"):
+        save_chart(bars, tmp_path / "rates.png", title="tiny", unit="tokens a second")
 
 
 # -- the suite
