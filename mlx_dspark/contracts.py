@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import mlx.core as mx
 
 from mlx_dspark.foundation.request import SamplingParams
+from mlx_dspark.foundation.source import Source
 from mlx_dspark.nn.noise import RowNoise
 from mlx_dspark.nn.probs import DraftProbs
 from mlx_dspark.state.rows import RowStates
@@ -128,15 +129,6 @@ class Observation:
     features: mx.array | None
     drafted: Sequence[int]
     accepted: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One drafter as cap policies see it. `own_length`: it sizes each draft by itself, below the cap."""
-
-    name: str
-    max_draft: int
-    own_length: bool = False
 
 
 class DraftRows(Protocol):

@@ -76,8 +76,11 @@ def session_of(parts: Parts, settings: LoadSettings, drafting: Drafting) -> Sess
     """A session for one caller in the main thread, over `parts`, drafted for in this way.
 
     All of them read prompts in chunks of the same length. `control` is the drafting of `auto` at a fixed cap
-    of 0. Raises UsageError where the mode needs a drafter that is not there.
+    of 0. What is known of costs is used and not changed: rounds of a race take longer than others. Raises
+    UsageError where the mode needs a drafter that is not there.
     """
+    if parts.calibration is not None:
+        parts = replace(parts, calibration=replace(parts.calibration, store=None))
     if drafting.mode != CONTROL:
         return variant(parts, settings, drafting.mode, cast(MaxDraft, drafting.max_draft)).session(
             own_thread=False

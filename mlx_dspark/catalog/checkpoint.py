@@ -36,6 +36,13 @@ _EVAL_STEPS = 16
 _WHOLES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size")
 
 
+def fingerprint_of(ref: ModelRef) -> str:
+    """The `fingerprint` of a model's checkpoint, without loading it. Raises BadCheckpoint."""
+    if ref.packaging == "gguf":
+        return content_fingerprint(open_gguf(ref.path).shards)
+    return content_fingerprint((ref.path / "config.json", *weight_files(ref.path)))
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A model as stock mlx-lm would hold it, before any kernel is placed.

@@ -39,6 +39,7 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     from mlx_dspark.bench.picture import check_plot
     from mlx_dspark.bench.suite import judge, measure
     from mlx_dspark.bench.summary import lines
+    from mlx_dspark.session.calibrate import calibrated
     from mlx_dspark.session.pair import load_parts
 
     refuse_ranks("benchmark")
@@ -47,7 +48,7 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     contents = contents_of(settings)
     require_output()
     progress = Progress()
-    parts = load_parts(loading, progress)
+    parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
     cases = cases_of(settings, contents, parts.tokenizer, parts.target.spec.context)
     before = state_now()
     with _arms(settings, loading, parts, progress) as arms:
@@ -181,7 +182,7 @@ class Told:
 
 def loaded_line(parts: Parts) -> str:
     """What was loaded, and how its weights are held."""
-    about = (parts.name, f"drafting: {parts.mode}", weights_line(parts.weights))
+    about = [parts.name, f"drafting: {parts.mode}", weights_line(parts.weights), str(parts.calibration or "")]
     return " · ".join(part for part in about if part)
 
 

@@ -31,6 +31,7 @@ WARM_UP_TOKENS = 16
 
 def demo(loading: LoadSettings) -> int:
     """Answer a prompt, then race plain against speculative decoding on it."""
+    from mlx_dspark.session.calibrate import calibrated
     from mlx_dspark.session.pair import load_parts
 
     refuse_ranks("demo")
@@ -42,7 +43,7 @@ def demo(loading: LoadSettings) -> int:
         )
     require_output()
     progress = Progress()
-    parts = load_parts(loading, progress)
+    parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
     speculative = parts.session(own_thread=False)
     plain = dataclasses.replace(parts, drafter=None, mode="baseline").session(own_thread=False)
     prompt = COPYING if parts.mode == "lookup" else TASK

@@ -11,18 +11,24 @@ from cyclopts import Group, Parameter, Token
 from mlx_dspark.foundation.knobs import Choice, Knob, Settings, Switch
 
 _SWITCH = bool | None
+_EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
 def with_flags(
-    run: Callable[..., int], *sections: type[Settings], without: Sequence[str] = ()
+    run: Callable[..., int],
+    *sections: type[Settings],
+    without: Sequence[str] = (),
+    positional: Sequence[str] = (),
 ) -> Callable[..., int]:
     """A command that takes the knobs of `sections` as flags and hands `run` one object per section.
 
-    `without` names the knobs that this command has no use for; they keep their defaults.
+    `without` names the knobs that this command has no use for; they keep their defaults. Those named in
+    `positional` may be given without their flags, in this order.
     """
     shown = [(section, knob) for section in sections for knob in section.knobs() if knob.name not in without]
 
-    def command(**given: Any) -> int:
+    def command(*unnamed: Any, **given: Any) -> int:
+        given |= dict(zip(positional, unnamed, strict=False))
         values = [
             section(
                 **{
@@ -37,6 +43,11 @@ def with_flags(
 
     groups = {section: Group(section.group, sort_key=order) for order, section in enumerate(sections)}
     parameters = [_parameter(knob, groups[section]) for section, knob in shown]
+    first = {name: parameter for name in positional for parameter in parameters if parameter.name == name}
+    parameters = [
+        *(parameter.replace(kind=_EITHER) for parameter in first.values()),
+        *(parameter for parameter in parameters if parameter.name not in first),
+    ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     command.__name__ = run.__name__

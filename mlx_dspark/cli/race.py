@@ -39,6 +39,7 @@ def race(settings: RaceSettings, loading: LoadSettings) -> int:
     from mlx_dspark.bench.arms import label_of, session_of
     from mlx_dspark.bench.gap import logit_gap
     from mlx_dspark.bench.race import run_race
+    from mlx_dspark.session.calibrate import calibrated
     from mlx_dspark.session.pair import load_parts
 
     refuse_ranks("race")
@@ -46,7 +47,7 @@ def race(settings: RaceSettings, loading: LoadSettings) -> int:
         check_prompt(settings.prompt, settings.system)
     require_output()
     progress = Progress()
-    parts = load_parts(loading, progress)
+    parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
     progress.clear()
     prompt = settings.prompt or (COPYING if parts.mode == "lookup" else TASK)
     named = [

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from mlx_dspark.cli.flags import negative_of
 from mlx_dspark.cli.main import ACCEPT_LENGTH, ONE_ANSWER
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
+from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 from mlx_dspark.session.result import Result
@@ -27,6 +28,7 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 | `mlx-dspark demo` | answers a prompt, then races plain against speculative decoding on it |
 | `mlx-dspark benchmark` | measures every way to draft against plain decoding ([how](../benchmark.md)) |
 | `mlx-dspark race` | ways to draft side by side on one prompt, and whether they wrote the same |
+| `mlx-dspark calibrate MODEL` | measures what drafts cost on this machine, and prints the curves |
 | `mlx-dspark train` | makes a drafter for a model, from the model's own answers |
 | `mlx-dspark --version`, `--help` | the version; every command |
 
@@ -47,8 +49,8 @@ underscores, are arguments of `load` (model and drafting), `Session.generate` an
 command line only.
 
 `MLX_DSPARK_CACHE_DIR` names the folder of the default model and of what was found out about machine and
-models (`cpu-weights.json`, `faithful.json`), and is read from Python too; without it that is
-`~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache, which `HF_HOME` moves.
+models (`cpu-weights.json`, `faithful.json`, `calibration.json`), and is read from Python too; without it
+that is `~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache, which `HF_HOME` moves.
 
 The closing line counts rounds, forward passes of the target, and says how many of them read the prompt.
 {ACCEPT_LENGTH} `context full` in place of `length` says that prompt and answer fill the model's context.
@@ -57,10 +59,12 @@ The closing line counts rounds, forward passes of the target, and says how many 
 _TAKEN_BY = {
     AskSettings: "`generate`",
     LoadSettings: (
-        "`generate`, `chat`, `demo` (there without `--mode baseline`), `benchmark` and `race` (there without "
-        "`--mode` and `--max-draft`)"
+        "`generate`, `chat`, `demo` (there without `--mode baseline`), `calibrate` (there without "
+        "`--mode baseline`, `--max-draft` and `--calibrate`), `benchmark` and `race` (there without `--mode` "
+        "and `--max-draft`)"
     ),
     GenerateSettings: "`generate`, `chat` (there without `--logprobs` and `--chat-template`)",
+    CalibrateSettings: "`calibrate`",
     BenchmarkSettings: "`benchmark`",
     RaceSettings: "`race`",
     TrainSettings: "`train`",

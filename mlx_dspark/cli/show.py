@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
+from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
 from mlx_dspark.foundation.knobs import Knob
@@ -60,12 +61,15 @@ class Progress:
 
 def open_session(loading: LoadSettings, progress: Progress) -> Session:
     """Load a model and say what was loaded, and how."""
+    from mlx_dspark.session.calibrate import calibrated
     from mlx_dspark.session.pair import load_parts
 
-    session = load_parts(loading, progress).session(own_thread=False)
+    parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
+    session = parts.session(own_thread=False)
     progress.clear()
-    parts = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
-    note(" · ".join(part for part in parts if part))
+    about = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
+    about.append(str(session.calibration or ""))
+    note(" · ".join(part for part in about if part))
     if session.requantized is not None:
         note(str(session.requantized))
     return session
@@ -104,7 +108,9 @@ def closing_line(result: Result) -> str:
         f"prompt {count(result.prompt_tokens, 'token')} at {result.prefill_tokens_per_sec:.0f} tok/s",
         f"decode {rate:.1f} tok/s" if rate else "",
         f"accept length {accept_length(result.accept_lengths)}",
-        f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt",
+        f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt" + _parked(result),
+        _cap(result),
+        against_plain(result),
         _who_drafted(result),
         *result.troubles,
     ]
@@ -119,6 +125,28 @@ def count(number: int, thing: str) -> str:
 def accept_length(lengths: Sequence[int]) -> str:
     """The mean accept length, or a dash where nothing was drafted."""
     return f"{sum(lengths) / len(lengths):.2f}" if lengths else "-"
+
+
+def _parked(result: Result) -> str:
+    return f", {result.parked_rounds} parked" if result.parked_rounds else ""
+
+
+def _cap(result: Result) -> str:
+    """The cap that most drafting rounds had, and the range of all."""
+    drafting = {cap: rounds for cap, rounds in result.caps.items() if cap}
+    if not result.drafted or not drafting:
+        return ""
+    usual = max(drafting, key=lambda cap: drafting[cap])
+    return f"cap {usual}" if len(drafting) == 1 else f"cap {usual} of {min(drafting)} to {max(drafting)}"
+
+
+def against_plain(result: Result) -> str:
+    """The rate as a multiple of plain decoding, and what was expected of it; empty where it is not known."""
+    if result.mode == "baseline" or result.observed_speedup is None:
+        return ""
+    expected = result.predicted_speedup
+    told = "" if expected is None else f" ({expected:.2f}x expected)"
+    return f"{result.observed_speedup:.2f}x plain{told}"
 
 
 def _who_drafted(result: Result) -> str:
@@ -144,6 +172,6 @@ def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
 
 
 def _flags() -> dict[str, Knob]:
-    benches = (BenchmarkSettings, RaceSettings)
-    sections = (TrainSettings, *benches, LoadSettings, GenerateSettings, AskSettings)
+    measuring = (CalibrateSettings, BenchmarkSettings, RaceSettings)
+    sections = (TrainSettings, *measuring, LoadSettings, GenerateSettings, AskSettings)
     return {knob.name: knob for each in sections for knob in each.knobs()}

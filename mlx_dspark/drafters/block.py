@@ -75,6 +75,8 @@ class BlockDrafter(ABC):
         self.vocab = DraftVocab(config.vocab, d2t)
         self.confidence_threshold = confidence_threshold
         self._target: Target | None = None
+        self.folder: Path | None = None
+        """Where it was read from; None where it was made in memory."""
 
     @property
     def name(self) -> str:

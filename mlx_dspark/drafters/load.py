@@ -67,10 +67,12 @@ def load_drafter(
         if quantize_bits:
             _quantize(model, quantize_bits, group_size)
     mx.eval(model.parameters())
-    drafter = getattr(family, FAMILIES[checkpoint.config.family][1])
-    return drafter(
+    build = getattr(family, FAMILIES[checkpoint.config.family][1])
+    drafter: BlockDrafter = build(
         checkpoint.config, model, dtype, d2t=checkpoint.d2t, confidence_threshold=confidence_threshold
     )
+    drafter.folder = path
+    return drafter
 
 
 def _check(name: str, value: float | None, good: bool, want: str) -> None:

@@ -17,7 +17,15 @@ from mlx_dspark.contracts import Ask, Drafter, Logits, Observation, Proposal, Ta
 from mlx_dspark.engine.accept import Acceptance, accept
 from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.row import Row
-from mlx_dspark.foundation.events import Committed, EngineEvent, Prefilled, RoundReport, TokenLogprob
+from mlx_dspark.foundation.events import (
+    UNKNOWN_OUTLOOK,
+    Committed,
+    EngineEvent,
+    Outlook,
+    Prefilled,
+    RoundReport,
+    TokenLogprob,
+)
 from mlx_dspark.nn.noise import RowNoise
 from mlx_dspark.nn.row_sampling import RowSampling
 from mlx_dspark.state.rows import RowStates, Transaction, replaced
@@ -84,6 +92,7 @@ class Round:
     features: mx.array | None
     launched_at: float
     parked: list[bool]
+    outlooks: list[Outlook]
     waited: float = 0.0
 
 
@@ -119,13 +128,14 @@ class VerifyLoop:
             certain=[len(c) for c in certain],
             lengths=lengths,
             wants=wants,
-            caps=caps,
+            caps=_caps_used(caps, by_source, sources, lengths),
             sources=sources or ("",) * len(depth),
             drafts=proposal.tokens[:, : max(lengths)] if proposal is not None and any(lengths) else None,
             acceptance=None,
             features=None,
             launched_at=started,
             parked=self._parked(batch),
+            outlooks=self._outlooks(batch, sources, lengths),
         )
         self._forward(batch, round_, feed, proposal, [row.history for row in batch.rows])
         return round_
@@ -152,6 +162,7 @@ class VerifyLoop:
             features=None,
             launched_at=perf_counter(),
             parked=self._parked(batch),
+            outlooks=self._outlooks(batch, (), (0,) * n),
         )
         self._forward(batch, round_, tokens[:, None], None, histories)
         return round_
@@ -188,6 +199,15 @@ class VerifyLoop:
         if self.drafter is None:
             return [False] * len(batch.rows)
         return [row.caps.parked(len(batch.rows)) for row in batch.rows]
+
+    def _outlooks(self, batch: Batch, sources: Sequence[str], lengths: Sequence[int]) -> list[Outlook]:
+        """What each row expects of a round in which so much was drafted."""
+        n, width = len(batch.rows), 1 + max(lengths)
+        if self.drafter is None:
+            return [UNKNOWN_OUTLOOK] * n
+        sources = sources or ("",) * n
+        drafts = zip(batch.rows, sources, lengths, strict=True)
+        return [row.caps.outlook(n, source, drafted, width) for row, source, drafted in drafts]
 
     def _caps(
         self, batch: Batch, certain: list[list[int]], wants: list[bool]
@@ -307,6 +327,16 @@ def _troubles(rows: Sequence[Row]) -> Iterator[tuple[int, EngineEvent]]:
             row.trouble = None
 
 
+def _caps_used(
+    caps: list[int], by_source: dict[str, list[int]], sources: Sequence[str], lengths: Sequence[int]
+) -> list[int]:
+    """Per row the cap of the drafter that drafted; the most that any was allowed where none did."""
+    if not sources:
+        return caps
+    drafts = enumerate(zip(sources, lengths, strict=True))
+    return [by_source[s][r] if length and s in by_source else caps[r] for r, (s, length) in drafts]
+
+
 def _feed(certain: list[list[int]], proposal: Proposal | None, lengths: Sequence[int]) -> mx.array:
     """`[rows, width]`: the certain tokens of each row, then its drafts, right padded.
 
@@ -412,7 +442,8 @@ class _Reports:
         depth, certain, drafted = round_.depth[r], round_.certain[r], round_.lengths[r]
         source = round_.sources[r] if drafted else ""
         parked = round_.parked[r] and round_.wants[r]
-        seen = (depth, certain, round_.caps[r], drafted, accepted, committed, source, parked)
+        outlook = round_.outlooks[r]
+        seen = (depth, certain, round_.caps[r], drafted, accepted, committed, source, parked, outlook)
         report = self._made.get(seen)
         if report is None:
             report = self._made[seen] = RoundReport(
@@ -430,5 +461,6 @@ class _Reports:
                 parked=parked,
                 waited=round_.waited,
                 drafted_together=self._drafted,
+                outlook=outlook,
             )
         return report

@@ -21,7 +21,7 @@ from mlx_dspark.engine.loop import VerifyLoop
 from mlx_dspark.engine.post import Post
 from mlx_dspark.engine.stream import Stream, Ticket
 from mlx_dspark.engine.streams import own_stream
-from mlx_dspark.engine.worker import Worker
+from mlx_dspark.engine.worker import Meter, Worker
 from mlx_dspark.foundation.request import GenerateRequest
 
 
@@ -29,8 +29,9 @@ class Scheduler:
     """Generates from one target, for up to `max_rows` requests at once, with at most one drafter.
 
     Submit from any thread. A row that runs alone takes the same path as in an `Engine`, launch-ahead
-    included; `loop` makes its loop, as `VerifyLoop` does. A request that fails, fails alone: rows whose
-    common round raised are read again, each by itself, and go on from there. Whatever is raised, the thread
+    included; `loop` makes its loop, as `VerifyLoop` does; `meter` measures while batches run. A
+    request that fails, fails alone: rows whose common round raised are read again, each by itself, and go on
+    from there. Whatever is raised, the thread
     lives on.
 
     Make it in the thread that loaded `target` and `drafter`, and evaluate nothing with them elsewhere. Ends
@@ -46,6 +47,7 @@ class Scheduler:
         max_rows: int = 8,
         prefill_chunk: int = 512,
         loop: Callable[..., VerifyLoop] = VerifyLoop,
+        meter: Meter | None = None,
     ) -> None:
         assert max_rows >= 1
         settle(target, drafter)
@@ -54,7 +56,7 @@ class Scheduler:
         self.max_rows = max_rows
         self._post = Post()
         rounds_of = loop(target, drafter, prefill_chunk=prefill_chunk)
-        worker = Worker(rounds_of, cap if cap is not None else FixedCaps({}), max_rows, self._post)
+        worker = Worker(rounds_of, cap if cap is not None else FixedCaps({}), max_rows, self._post, meter)
         self._thread = Thread(target=_run, args=(worker, mx.default_device()), name="engine", daemon=True)
         _LIVE[self._thread] = self._post
         self._thread.start()

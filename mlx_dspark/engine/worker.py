@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from queue import Empty
 from threading import Event
 from time import perf_counter
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -36,6 +37,18 @@ from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.events import Finished, Started, Trouble
 
 
+class Meter(Protocol):
+    """Measures what rounds of several rows cost, a little between two of them."""
+
+    def due(self, rows: int) -> bool:
+        """Whether so many rows are still to be measured."""
+        ...
+
+    def step(self, rows: int) -> None:
+        """Do a little of it; raises nothing."""
+        ...
+
+
 @dataclass(eq=False)
 class _Prompt:
     """A prompt being read: a batch of one row, once there is one. `alone`: it is read with no other."""
@@ -55,9 +68,12 @@ class _Prompt:
 class Worker:
     """What the engine thread knows. Only that thread calls anything here but the constructor."""
 
-    def __init__(self, loop: VerifyLoop, cap: CapPolicy, max_rows: int, post: Post) -> None:
+    def __init__(
+        self, loop: VerifyLoop, cap: CapPolicy, max_rows: int, post: Post, meter: Meter | None = None
+    ) -> None:
         self._loop = loop
         self._cap = cap
+        self._meter = meter
         self._max_rows = max_rows
         self._post = post
         self._waiting: deque[Ticket] = deque()
@@ -230,7 +246,8 @@ class Worker:
         rounds = self._rounds
         assert rounds is not None
         rows, produced = rounds.batch.rows, [row.produced for row in rounds.batch.rows]
-        ahead = may_launch_ahead(self._load, self._max_rows) and self._post.inbox.empty()
+        metered = self._meter if self._meter is not None and self._meter.due(len(rows)) else None
+        ahead = metered is None and may_launch_ahead(self._load, self._max_rows) and self._post.inbox.empty()
         try:
             events = rounds.step(ahead=ahead)
         except Exception as error:  # noqa: BLE001
@@ -239,6 +256,8 @@ class Worker:
             self._round_failed([row for row in rows if row not in lost], error)
         else:
             self._hand_out(events)
+        if metered is not None and rounds.in_flight is None:
+            metered.step(len(rows))
         self._settle_rounds()
 
     def _settle_rounds(self) -> None:

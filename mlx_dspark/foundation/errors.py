@@ -11,6 +11,7 @@ DsparkError
 │   ├── UnsupportedModel  the architecture or packaging is not one we run
 │   ├── RemoteCodeRefused the folder carries Python code
 │   ├── DrafterMismatch   the drafter was not made for this target
+│   ├── BadCurves         recorded cost curves are incomplete or damaged
 │   └── FailedElsewhere   another process of the run cannot load it; rank 0 says why
 ├── DownloadError         a registry or hub cannot be reached, or answered wrongly
 └── RanksLost             another process of the run is gone, or fell out of step
@@ -83,6 +84,10 @@ class RemoteCodeRefused(LoadError):
 
 class DrafterMismatch(LoadError):
     """The drafter and the target do not fit each other."""
+
+
+class BadCurves(LoadError):
+    """Recorded cost curves are incomplete, or hold values that no measurement gives."""
 
 
 class FailedElsewhere(LoadError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from mlx_dspark.foundation.request import FinishReason
 
@@ -18,6 +18,17 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Outlook(NamedTuple):
+    """What was expected of a round before it ran: `gain`, its tokens per second as a multiple of plain
+    decoding, and `plain_seconds`, what a plain round takes. None where nothing is known."""
+
+    gain: float | None
+    plain_seconds: float | None
+
+
+UNKNOWN_OUTLOOK = Outlook(None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class RoundReport:
     """One round as one row saw it. Times are `time.perf_counter` seconds, shared by the rows of a round.
@@ -27,6 +38,7 @@ class RoundReport:
     tokens were fed without doubt, `depth` the committed length before the round, `source` who drafted.
     `parked`: drafting was losing time, so the row decoded plainly. `waited`: seconds in which the reader of
     the events held up the engine while the round was in flight. `drafted_together`: drafts of all its rows.
+    `outlook`: what was expected of the round.
     """
 
     launched_at: float
@@ -43,6 +55,7 @@ class RoundReport:
     parked: bool = False
     waited: float = 0.0
     drafted_together: int = 0
+    outlook: Outlook = UNKNOWN_OUTLOOK
 
 
 @dataclass(frozen=True, slots=True)

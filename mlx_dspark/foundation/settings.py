@@ -75,9 +75,18 @@ class LoadSettings(Settings):
         int | Literal["auto"] | None,
         About(
             Drafts(),
-            "Most drafts verified in a round. auto: chosen anew each round. 0 or full: the whole block; use "
-            "--mode baseline for plain decoding.",
-            unset="auto with the drafter shipped with the model, else whole blocks or none",
+            "Most drafts verified in a round. auto: chosen anew each round. A number is never overridden. 0 or "
+            "full: the whole block; use --mode baseline for plain decoding.",
+            unset="the one that pays best on this machine, derived for each answer, or none",
+        ),
+    ] = None
+    calibrate: Annotated[
+        bool | None,
+        About(
+            Switch(optional=True),
+            "Measure anew what drafts cost here, though it is known. Off: neither measure nor use what was "
+            "measured.",
+            unset="once for each pair, unless --max-draft is given as a number",
         ),
     ] = None
     lookup_drafts: Annotated[

@@ -107,6 +107,15 @@ def install_cpu_weights(
     )
 
 
+def kernel_set(report: CpuWeightsReport | None) -> list[str]:
+    """The kernels that a model runs on, with their versions: what its speed depends on beside MLX."""
+    from mlx_dspark._version import __version__
+
+    choice = report.choice if report is not None and report.choice is not None else STOCK
+    llvmlite = "with llvmlite" if find_spec("llvmlite") is not None else "without llvmlite"
+    return [f"weights {choice}", llvmlite, f"mlx-dspark {__version__}"]
+
+
 def _ways(sources: dict[str, Source]) -> tuple[dict[str, Way], dict[str, str]]:
     """The ways that can be offered for these matrices, and why the others cannot."""
     ways: dict[str, Way] = {}

@@ -10,6 +10,7 @@ from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.knobs import Drafts, Kind, Whole
 from mlx_dspark.foundation.numbers import brief, is_finite
 from mlx_dspark.foundation.settings import GenerateSettings
+from mlx_dspark.session.calibrate import known_calibration
 from mlx_dspark.session.pair import Parts, end_ids_of, lookup_drafter
 from mlx_dspark.session.result import Result
 
@@ -42,9 +43,8 @@ def speculative_generate(
             field="max_draft_tokens",
         )
     mode = _mode_of(drafter)
-    parts = Parts(
-        target, tokenizer, drafter, {}, frozenset(end_ids_of(tokenizer)), mode, "", max_draft_tokens
-    )
+    ids, known = frozenset(end_ids_of(tokenizer)), known_calibration(drafter)
+    parts = Parts(target, tokenizer, drafter, {}, ids, mode, "", max_draft_tokens, calibration=known)
     with parts.session(own_thread=current_thread() is not main_thread()) as session:
         return session.generate(prompt, **options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_dspark.foundation.errors import DrafterMismatch, DsparkError, UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.calibrate import calibrated, pair_facts
 from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
     from mlx_dspark.distributed.link import Link
     from mlx_dspark.drafters.block import BlockDrafter
     from mlx_dspark.drafters.lookup import LookupDrafter
-    from mlx_dspark.engine.caps import MaxDraft
+    from mlx_dspark.engine.caps import CapPolicy, MaxDraft
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
+    from mlx_dspark.session.calibrate import Calibration
+    from mlx_dspark.session.live import BatchMeter
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,13 @@ class Parts:
     """What weights lost that MLX cannot hold as they are stored; None for none."""
     link: Link | None = None
     """To the other processes that hold parts of the target; None where this one holds all of it."""
+    facts: Mapping[str, str] | None = None
+    """What the costs of the pair depend on; None where there are none to measure."""
+    acceptance: Mapping[str, Sequence[float]] | None = None
+    """By drafter, the chance of each draft as it is recorded with the pair. Such a drafter runs with the
+    automatic cap where no cap is given and nothing was measured."""
+    calibration: Calibration | None = None
+    """What is known of these costs; None where nobody has asked yet."""
 
     def session(self, *, own_thread: bool = True) -> Session:
         """An engine around the parts, ready to answer, or to follow rank 0.
@@ -63,6 +73,8 @@ class Parts:
             requantized=self.requantized,
             context=self.target.spec.context,
             link=self.link,
+            calibration=self.calibration,
+            see=None if self.calibration is None else self.calibration.watch(),
         )
 
     def _engine(self, own_thread: bool) -> StreamsEvents:
@@ -79,10 +91,26 @@ class Parts:
             if self.link.rank:
                 return Follower(FollowLoop(self.target, self.drafter, link=self.link), self.link)
             loop = partial(LeadLoop, link=self.link)
-        cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
+        curves = None if self.calibration is None else self.calibration.curves
+        sources = self.drafter.sources if self.drafter is not None else ()
+        unmeasured = self.max_draft is None and curves is None and self.acceptance
+        asked = "auto" if unmeasured else self.max_draft
+        cap = cap_policy(asked, sources, curves=curves, acceptance=self.acceptance)
         if own_thread:
-            return Scheduler(self.target, self.drafter, cap=cap, max_rows=self.max_batch, loop=loop)
+            meter = self._meter(cap)
+            return Scheduler(
+                self.target, self.drafter, cap=cap, max_rows=self.max_batch, loop=loop, meter=meter
+            )
         return Engine(self.target, self.drafter, cap=cap, loop=loop)
+
+    def _meter(self, cap: CapPolicy) -> BatchMeter | None:
+        """Measures batches as they form, where that would move a cap."""
+        from mlx_dspark.engine.live import LiveCaps
+
+        if self.calibration is None or self.drafter is None or not isinstance(cap, LiveCaps):
+            return None
+        moves = self.max_batch > 1 and not isinstance(self.max_draft, int)
+        return self.calibration.meter(self.target, self.drafter, cap.learn) if moves else None
 
 
 def load_parts(settings: LoadSettings, progress: Progress | None = None) -> Parts:
@@ -131,7 +159,7 @@ class _Read:
     drafter: Drafter | None
     model: BlockDrafter | None
     mode: str
-    shipped: bool
+    shipped: Path | None
 
 
 def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
@@ -177,7 +205,7 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
         accept=partial(refuse_model, kv_bits=settings.kv_bits, ranks=ranks),
         divide=None if link is None else partial(divide_model, group=link.group),
     )
-    return _Read(checkpoint, drafter, model, mode, shipped is not None)
+    return _Read(checkpoint, drafter, model, mode, shipped)
 
 
 def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link | None) -> Parts:
@@ -214,12 +242,23 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
         frozenset(checkpoint.eos_token_ids),
         read.mode,
         checkpoint.name,
-        "auto" if read.shipped and settings.max_draft is None else settings.max_draft,
+        settings.max_draft,
         settings.max_batch,
         target.report,
         checkpoint.requantized,
         link,
+        pair_facts(settings, checkpoint, target, drafter) if drafter is not None and link is None else None,
+        _recorded(read),
     )
+
+
+def _recorded(read: _Read) -> dict[str, Sequence[float]] | None:
+    """The acceptance that is recorded with a shipped drafter."""
+    from mlx_dspark.catalog.shipped import recorded_acceptance
+
+    if read.shipped is None or read.model is None:
+        return None
+    return {read.model.name: recorded_acceptance(read.shipped)}
 
 
 def uses_shipped(settings: LoadSettings) -> bool:
@@ -349,7 +388,7 @@ def load_pair(
             "Leave it out, or use load, whose session threads can share.",
             field="max_batch",
         )
-    parts = load_parts(asked)
+    parts = calibrated(load_parts(asked), asked.calibrate)
     if parts.link is not None:
         raise UsageError(
             f"{parts.link.size} processes share the model, and functions that generate run in one.",

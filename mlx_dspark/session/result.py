@@ -19,6 +19,7 @@ from mlx_dspark.foundation.events import (
     Trouble,
 )
 from mlx_dspark.foundation.request import FinishReason
+from mlx_dspark.session.gains import Gains, rounds_by_cap
 
 SessionEvent = EngineEvent | Text
 """What `Session.stream` yields: Started, Prefilled*, then Committed and Text by turns, Finished. Trouble may
@@ -59,6 +60,22 @@ class Result:
     prefill_rounds: Annotated[int, "The rounds that read the prompt."]
     parked_rounds: Annotated[int, "Rounds decoded plainly because drafting was losing time."]
     cap: Annotated[int, "The most drafts that any round was allowed."]
+    caps: Annotated[
+        Mapping[int, int],
+        "By cap of the drafter that drafted, the rounds after the prompt; 0 for those without drafts.",
+    ]
+    predicted_speedup: Annotated[
+        float | None,
+        "Decoding rate that was expected, as a multiple of plain decoding: from the measured curves, the "
+        "round times seen and the acceptance so far, averaged over the time of the rounds; null where no "
+        "plain round was ever timed.",
+    ]
+    observed_speedup: Annotated[
+        float | None,
+        "Decoding rate as a multiple of plain decoding: tokens times the seconds that a plain round takes "
+        "(the median of those seen, else by the measured curves), for each second of the rounds; null where "
+        "no plain round was ever timed.",
+    ]
     drafted: Annotated[int, "Draft tokens verified."]
     accepted: Annotated[int, "Draft tokens that the target agreed to."]
     accept_lengths: Annotated[
@@ -179,6 +196,7 @@ class _Folding:
         kept = len(self.tokens) - ended_by_id
         verifying = [report for report in self.decoding if report.drafted]
         prompt_tokens = self.started.prompt_tokens if self.started else 0
+        gains = Gains.of(self.decoding, self.reading[-1].landed_at if self.reading else 0.0)
         return Result(
             text="".join(self.text),
             token_ids=tuple(self.tokens[:kept]),
@@ -191,6 +209,9 @@ class _Folding:
             prefill_rounds=len(self.reading),
             parked_rounds=sum(report.parked for report in self.decoding),
             cap=max((report.cap for report in self.decoding), default=0),
+            caps=rounds_by_cap(self.decoding),
+            predicted_speedup=gains.predicted,
+            observed_speedup=gains.observed,
             drafted=sum(report.drafted for report in verifying),
             accepted=sum(report.accepted for report in verifying),
             accept_lengths=tuple(report.committed for report in verifying),

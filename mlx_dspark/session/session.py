@@ -10,7 +10,7 @@ from mlx_dspark.chat.detokenize import TextDecoder
 from mlx_dspark.chat.stops import TextStops
 from mlx_dspark.chat.template import Prompt, encode_prompt
 from mlx_dspark.foundation.errors import RequestError, UsageError
-from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Started, Text
+from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, RoundReport, Started, Text
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import Progress
     from mlx_dspark.distributed.link import Link
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
+    from mlx_dspark.session.calibrate import Calibration
 
 
 class StreamsEvents(Protocol):
@@ -34,7 +35,8 @@ class Session:
 
     `name` is the model's, `mode` says who drafts, `weights` how the weights are held and why, `requantized`
     what those lost that MLX cannot hold as they are stored, `context` the most tokens prompt and answer may
-    have together, 0 where that is not known.
+    have together, 0 where that is not known, `calibration` what is known of the costs of its rounds. `see` is
+    told every round that commits tokens to an answer.
 
     Threads may share a session: at most `max_batch` of their answers are made at once, as one batch, and the
     others wait. Answers are made whether they are read or not, until they are cancelled.
@@ -52,6 +54,8 @@ class Session:
         requantized: Requantized | None = None,
         context: int = 0,
         link: Link | None = None,
+        calibration: Calibration | None = None,
+        see: Callable[[RoundReport], None] | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -61,6 +65,8 @@ class Session:
         self.weights = weights
         self.requantized = requantized
         self.context = context
+        self.calibration = calibration
+        self._see = see
         self._decoder = TextDecoder(tokenizer)
         self._link = link
 
@@ -112,7 +118,8 @@ class Session:
         )
         check = self._text(settings) if settings.stops else None
         request = GenerateRequest(ids, settings.max_new_tokens, settings.sampling, self.end_ids, check)
-        return _with_text(self.engine.stream(request), self._text(settings), cancelled)
+        events = self.engine.stream(request)
+        return _with_text(events, self._text(settings), cancelled, self._see or _unseen)
 
     def _text(self, settings: GenerateSettings) -> TextStops:
         """The text of an answer. Engine and reader have one each, since they may be different threads."""
@@ -148,11 +155,13 @@ def load(
 ) -> Session:
     """Load a model, and what drafts for it, into a session. Without a name: the default model.
 
-    `settings` are the fields of LoadSettings; `progress` is told what is being fetched and read. Of the
-    environment only MLX_DSPARK_CACHE_DIR is read, and the rank that a launcher gives each of several
+    `settings` are the fields of LoadSettings; `progress` is told what is being fetched, read and measured:
+    what drafts cost here is measured once for each pair, in up to 20 seconds, unless `calibrate` is False.
+    Of the environment only MLX_DSPARK_CACHE_DIR is read, and the rank that a launcher gives each of several
     processes, which then share the target; the variables named after flags are the command line's. Raises
     UsageError, LoadError or DownloadError naming the field or file at fault.
     """
+    from mlx_dspark.session.calibrate import calibrated
     from mlx_dspark.session.pair import load_parts
 
     if progress is not None and not callable(progress):
@@ -161,11 +170,19 @@ def load(
             "Give a function that takes a LoadProgress, or leave it out.",
             field="progress",
         )
-    return load_parts(LoadSettings.of({"model": model, **settings}), progress).session()
+    asked = LoadSettings.of({"model": model, **settings})
+    return calibrated(load_parts(asked, progress), asked.calibrate, progress).session()
+
+
+def _unseen(_: RoundReport) -> None:
+    """Where nobody wants to see rounds."""
 
 
 def _with_text(
-    events: Iterator[EngineEvent], text: TextStops, cancelled: Callable[[], bool]
+    events: Iterator[EngineEvent],
+    text: TextStops,
+    cancelled: Callable[[], bool],
+    see: Callable[[RoundReport], None],
 ) -> Iterator[SessionEvent]:
     prompt_tokens = committed = 0
     try:
@@ -182,6 +199,7 @@ def _with_text(
                 prompt_tokens = event.prompt_tokens
             if isinstance(event, Committed):
                 committed += len(event.tokens)
+                see(event.report)
                 for token in event.tokens:
                     text(token)
                 if shown := text.take():

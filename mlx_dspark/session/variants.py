@@ -21,7 +21,7 @@ def variant(parts: Parts, settings: LoadSettings, mode: str, max_draft: MaxDraft
     shared. Raises UsageError where the mode needs a drafter that is not there.
     """
     if mode == "baseline":
-        return replace(parts, drafter=None, mode="baseline", max_draft=None)
+        return replace(parts, drafter=None, mode="baseline", max_draft=None, acceptance=None)
     if mode == "auto":
         mode = parts.mode
     if mode not in ("lookup", parts.mode):
@@ -34,7 +34,8 @@ def variant(parts: Parts, settings: LoadSettings, mode: str, max_draft: MaxDraft
         return parts
     drafter = _drafter(parts, settings, mode, max_draft)
     drafter.bind(parts.target)
-    return replace(parts, drafter=drafter, mode=mode, max_draft=max_draft)
+    acceptance = parts.acceptance if mode == parts.mode else None
+    return replace(parts, drafter=drafter, mode=mode, max_draft=max_draft, acceptance=acceptance)
 
 
 def _drafter(parts: Parts, settings: LoadSettings, mode: str, max_draft: MaxDraft) -> Drafter:

@@ -27,6 +27,13 @@ def no_unexpected_trouble(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
         assert not seen, seen[0].traceback
 
 
+@pytest.fixture(autouse=True)
+def measured_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading measures nothing unless a test asks for it: caps would follow what this machine is like."""
+    monkeypatch.setattr("mlx_dspark.session.calibrate.UNASKED", False)
+    monkeypatch.setenv("MLX_DSPARK_CALIBRATE", "off")
+
+
 @pytest.fixture
 def troubles() -> None:
     """Permits Trouble."""

@@ -101,7 +101,8 @@ JSON_FIELDS = {
     "model", "weights", "text", "token_ids", "num_tokens", "num_rounds", "prefill_rounds", "parked_rounds",
     "accept_lengths", "mean_accept_len", "drafted", "accepted", "finish_reason", "prefill_seconds",
     "ttft_seconds", "decode_tokens_per_sec", "tokens_per_sec", "prefill_tokens_per_sec", "prompt_tokens",
-    "reused_tokens", "seconds", "mode", "context_full", "cap", "logprobs", "sources", "troubles",
+    "reused_tokens", "seconds", "mode", "context_full", "cap", "caps", "logprobs", "sources", "troubles",
+    "predicted_speedup", "observed_speedup",
 }  # fmt: skip
 
 

@@ -396,9 +396,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.mark.parametrize("pause_seconds", [0.0, 20.0])
 def test_a_losing_drafter_is_parked_and_says_so_however_slow_the_reader(
-    pause_seconds: float, clock: Clock
+    pause_seconds: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = scripted("llama", 0.0)
+    propose = drafter.propose
+
+    def costly(*args: Any) -> Any:
+        clock.now += 1.0
+        return propose(*args)
+
+    monkeypatch.setattr(drafter, "propose", costly)
     policy = LiveCaps(drafter.sources, choose=False)
     engine = Engine(target_for("llama"), drafter, cap=policy)
     committed = []

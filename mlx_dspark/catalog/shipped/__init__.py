@@ -3,7 +3,10 @@
 A folder beside this file holds one drafter: config.json and model.safetensors in a layout of
 `catalog/formats`, README.md (its card), and targets.json, which lists the single-file models it was made for:
 
-    [{"size_bytes": 98362432, "sha256": "b179..."}]
+    [{"size_bytes": 98362432, "sha256": "b179...", "acceptance": [0.53, 0.53, 0.63]}]
+
+`acceptance`, which may be absent, holds the chance that each draft of a block is accepted given those before
+it, at temperature 0, as it was measured.
 """
 
 from __future__ import annotations
@@ -35,6 +38,12 @@ def shipped_drafter(found: ModelRef, home: Path | None = None) -> Path | None:
             if size_bytes == size and sha256 == (found.sha256 or sha256_of(found.path)):
                 return folder
     return None
+
+
+def recorded_acceptance(folder: Path) -> tuple[float, ...]:
+    """What is recorded of the drafter in a folder that `shipped_drafter` found; () where nothing is."""
+    first, *_ = json.loads((folder / TARGETS).read_text(encoding="utf-8"))
+    return tuple(first.get("acceptance", ()))
 
 
 def may_have_shipped_drafter(name: str | None, home: Path | None = None) -> bool:

@@ -1,0 +1,1 @@
+"""Measuring what rounds cost on this machine, and remembering it."""

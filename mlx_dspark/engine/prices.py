@@ -1,0 +1,82 @@
+"""What the caps of one source would bring one row: its acceptance against what rounds take. No MLX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlx_dspark.engine.acceptance import Acceptance, Pool
+from mlx_dspark.engine.times import RoundTimes
+from mlx_dspark.foundation.curves import expected_tokens
+from mlx_dspark.foundation.events import RoundReport
+from mlx_dspark.foundation.source import Source
+
+
+class Prospects:
+    """One source as one row sees it. `depth` follows the row."""
+
+    STEPS = (1, 3)
+    MUST_SAVE = 0.95
+
+    def __init__(self, source: Source, times: RoundTimes, pool: Pool) -> None:
+        self.source = source
+        self.times = times
+        self.pool = pool
+        self.acceptance = Acceptance(pool, source.max_draft)
+        self.depth = 0
+
+    def count(self, report: RoundReport) -> None:
+        """Take a round in which this source drafted."""
+        self.acceptance.count(report.drafted, report.accepted)
+        self.pool.count(report.drafted, report.accepted)
+        self.pool.count_together(report.rows, report.drafted, report.drafted_together)
+
+    def plain(self, rows: int = 1) -> float | None:
+        """Seconds of a plain round."""
+        return self.times.seconds(rows, 1, depth=self.depth)
+
+    def seconds(self, cap: int, rows: int = 1) -> float | None:
+        """Seconds of a round of so many drafts."""
+        return self.times.seconds(rows, cap + 1, source=self.source.name, depth=self.depth)
+
+    def gain(self, cap: int, rows: int = 1, drafted: int | None = None) -> float | None:
+        """Tokens per second at this cap against plain decoding; `drafted` are the row's own drafts where the
+        round is wider for others. None where no time is known."""
+        plain, seconds = self.plain(rows), self.seconds(cap, rows)
+        if not plain or not seconds:
+            return None
+        return (
+            expected_tokens(self.acceptance.chances(), cap if drafted is None else drafted) * plain / seconds
+        )
+
+    def gains(self, caps: Sequence[int], chances: Sequence[float] | None = None) -> dict[int, float]:
+        """The gain of each of these caps, for a row by itself, as far as times are known; by its own
+        acceptance, or these `chances`."""
+        plain, chances = self.plain(), chances or self.acceptance.chances()
+        if not plain or not caps:
+            return {}
+        expected, survival, gains = 1.0, 1.0, {}
+        for cap in range(1, max(caps) + 1):
+            survival *= chances[cap - 1]
+            expected += survival
+            seconds = self.seconds(cap) if cap in caps else None
+            if seconds:
+                gains[cap] = expected * plain / seconds
+        return gains
+
+    def reach(self, rows: int) -> int:
+        """The widest cap that may be tried next: without curves, widths are approached in steps."""
+        if self.times.measured(rows):
+            return self.source.max_draft
+        widest = self.times.widest(rows)
+        step = next((step for step in self.STEPS if step >= widest), self.source.max_draft)
+        return min(step, self.source.max_draft)
+
+    def paying(self, rows: int) -> list[int]:
+        """Caps within reach that would pay if every draft were accepted, as far as times are known."""
+        plain = self.plain(rows)
+        paying = []
+        for cap in range(1, self.reach(rows) + 1):
+            seconds = self.seconds(cap, rows)
+            if seconds is None or plain is None or seconds <= self.MUST_SAVE * (cap + 1) * plain:
+                paying.append(cap)
+        return paying

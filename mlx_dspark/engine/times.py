@@ -1,0 +1,256 @@
+"""What rounds take: by the curves measured beforehand, and by the rounds seen since, which count for more."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil
+from statistics import median
+
+from mlx_dspark.foundation.curves import CostCurves
+from mlx_dspark.foundation.events import RoundReport
+
+DEPTH_STEP = 512
+"""Depths this near have the same price."""
+
+
+SAME = 0.005
+"""Medians this near are the same, relatively."""
+
+SPAN = 2
+"""Of widths less apart, the slope of a correction is mostly noise."""
+
+
+@dataclass(slots=True)
+class _Samples:
+    """The newest times of one kind of round, as multiples of what the curves say, which is 1 without them.
+    `overlapped`: of rounds that were launched before their predecessor landed."""
+
+    apart: deque[float]
+    overlapped: deque[float]
+    at: int = 0
+    middle: float = 0.0
+    count: int = 0
+
+    def add(self, value: float, at: int, overlapped: bool) -> bool:
+        """Whether that changed anything worth telling."""
+        (self.overlapped if overlapped else self.apart).append(value)
+        best = self.overlapped or self.apart
+        before, few, middle = self.middle, self.count < RoundTimes.TRUSTED, median(best)
+        self.count, self.at = len(best), at
+        if not few and abs(middle - before) <= SAME * before:
+            return False
+        self.middle = middle
+        return True
+
+
+@dataclass
+class _Known:
+    """All that is known of rounds of so many rows: `by_width` per source, "" being plain."""
+
+    by_width: dict[str, dict[int, _Samples]] = field(default_factory=dict)
+    rounds: int = 0
+    plain_since: int = 0
+    compared_at: int = 0
+    probe_after: int = 0
+    times: dict[str, dict[int, _Samples]] = field(default_factory=dict)
+    prices: dict[tuple[str, int, int], float | None] = field(default_factory=dict)
+
+
+class RoundTimes:
+    """Live round times in seconds by number of rows, source and width: the median of the newest few, in
+    place of the curves' price for it, and as a correction of their prices for the widths around it. Without
+    curves a width that was never timed lies on the line through its neighbours.
+
+    A round that was launched before its predecessor landed is charged from that landing on. One whose time
+    the reader of the events took a part of tells nothing and is left out. Where plain rounds were launched
+    ahead, as plain decoding does it, those alone say what plain costs. Against curves, times that are `STALE`
+    rounds old count for less.
+    """
+
+    KEPT = 15
+    TRUSTED, MODEL = 3, 0.5
+    STALE = 512
+    CHECK_AFTER, CHECKED_BY = 256, 2
+    MOST_WAITED = 0.1
+    SOONEST_PROBE, LATEST_PROBE = 16, 256
+    PROBE_SHARE = 0.01
+
+    def __init__(self, curves: CostCurves | None = None) -> None:
+        self._curves = curves
+        self._known: dict[int, _Known] = {}
+        self._expectations: dict[tuple[int, int, str, int], float | None] = {}
+        self._landed_at = 0.0
+        self._charged = 0.0
+        self.version = 0
+
+    def charge(self, report: RoundReport, *, warm: bool = True) -> float:
+        """Seconds this round took; the same answer for each of its rows. One that is not `warm` tells nothing
+        of the next like it."""
+        if report.landed_at == self._landed_at:
+            return self._charged
+        self._charged = report.landed_at - max(report.launched_at, self._landed_at)
+        overlapped = report.launched_at < self._landed_at
+        self._landed_at = report.landed_at
+        if report.certain == 1:
+            self.version += 1
+            known = self._of(report.rows)
+            known.rounds += 1
+            self._count(report, known)
+            if warm and report.waited <= self.MOST_WAITED * self._charged:
+                self._note(report, known, overlapped)
+        return self._charged
+
+    def _of(self, rows: int) -> _Known:
+        known = self._known.get(rows)
+        if known is None:
+            known = self._known[rows] = _Known(probe_after=self.SOONEST_PROBE)
+        return known
+
+    def _count(self, report: RoundReport, known: _Known) -> None:
+        if report.width > 1:
+            later = 2 * known.probe_after
+            usual = min(later, self.LATEST_PROBE) if self.probing(report.rows) else self.SOONEST_PROBE
+            known.probe_after = max(usual, self._affordable(report))
+        known.plain_since = known.plain_since + 1 if report.width == 1 else 0
+        if known.plain_since >= self.CHECKED_BY:
+            known.compared_at = known.rounds
+
+    def _affordable(self, report: RoundReport) -> int:
+        """After how many plain rounds one like the present costs no more than its share of them."""
+        plain = self.seconds(report.rows, 1, depth=report.depth)
+        return ceil((self._charged - plain) / (self.PROBE_SHARE * plain)) if plain else 0
+
+    def _note(self, report: RoundReport, known: _Known, overlapped: bool) -> None:
+        source = report.source if report.width > 1 else ""
+        expected = self._expected(report.rows, report.width, source, report.depth) or 1.0
+        samples = known.by_width.setdefault(source, {}).setdefault(
+            report.width, _Samples(deque(maxlen=self.KEPT), deque(maxlen=self.KEPT))
+        )
+        if samples.add(self._charged / expected, known.rounds, overlapped and report.width == 1):
+            known.prices.clear()
+            known.times.clear()
+
+    def _expected(self, rows: int, width: int, source: str, depth: int) -> float | None:
+        """What the curves say; of a source that was never timed, as if it drafted in no time."""
+        if self._curves is None:
+            return None
+        at = (rows, width, source, depth // DEPTH_STEP)
+        if at not in self._expectations:
+            depth = at[3] * DEPTH_STEP
+            verify = self._curves.verify_seconds(width, depth=depth, rows=rows)
+            draft = self._curves.draft_seconds(source, width - 1, depth=depth, rows=rows)
+            whole = None if verify is None else verify + (draft or 0.0) + self._curves.overhead
+            self._expectations[at] = whole or None
+        return self._expectations[at]
+
+    def learn(self, curves: CostCurves) -> None:
+        """Take curves that tell more. What was noted of rows that had no price so far is let go: it was in
+        seconds, and is not of a price."""
+        unpriced = [rows for rows in self._known if not self.measured(rows)]
+        self._curves = curves
+        self._expectations.clear()
+        for rows, known in self._known.items():
+            if rows in unpriced and self.measured(rows):
+                known.by_width.clear()
+            known.prices.clear()
+            known.times.clear()
+        self.version += 1
+
+    def measured(self, rows: int) -> bool:
+        """Whether curves say what rounds of so many rows cost."""
+        return self._expected(rows, 1, "", 0) is not None
+
+    def samples(self, rows: int, width: int) -> int:
+        """How many times of such rounds are known, whoever drafted."""
+        known = self._known.get(rows)
+        return sum(each[width].count for each in known.by_width.values() if width in each) if known else 0
+
+    def drafts_timed(self, rows: int, source: str) -> int:
+        """How many times of rounds are known in which this source drafted."""
+        known = self._known.get(rows)
+        return sum(each.count for each in known.by_width.get(source, {}).values()) if known else 0
+
+    def widest_drafted(self, rows: int, source: str) -> int:
+        """The widest round timed of late in which this source drafted; 0 when there was none."""
+        known = self._known.get(rows)
+        if known is None:
+            return 0
+        by_width = known.by_width.get(source, {})
+        return max((w for w, each in by_width.items() if known.rounds - each.at <= self.STALE), default=0)
+
+    def checking(self, rows: int) -> bool:
+        """Whether no rounds with so many rows were plain for so long that some are due, to compare with."""
+        known = self._known.get(rows)
+        return known is not None and known.rounds - known.compared_at >= self.CHECK_AFTER
+
+    def probing(self, rows: int) -> bool:
+        """Whether so many rows have decoded plainly for so long that a draft is due, to see what it brings;
+        rarer after each that was followed by none, and the more it costs."""
+        known = self._of(rows)
+        return known.plain_since >= known.probe_after
+
+    def widest(self, rows: int) -> int:
+        """The widest round seen with so many rows; 0 when there was none."""
+        known = self._known.get(rows)
+        return max((width for each in known.by_width.values() for width in each), default=0) if known else 0
+
+    def seconds(self, rows: int, width: int, *, source: str = "", depth: int = 0) -> float | None:
+        """The usual time of a round of this width, in which `source` drafts; None where nothing tells it."""
+        known, source = self._of(rows), source if width > 1 else ""
+        place = depth // DEPTH_STEP
+        if (source, width, place) not in known.prices:
+            price = self._price(known, rows, width, source, place * DEPTH_STEP)
+            known.prices[source, width, place] = price
+        return known.prices[source, width, place]
+
+    def _price(self, known: _Known, rows: int, width: int, source: str, depth: int) -> float | None:
+        if source not in known.times:
+            known.times[source] = known.by_width.get("", {}) | known.by_width.get(source, {})
+        times = known.times[source]
+        expected = self._expected(rows, width, source, depth)
+        if expected is None:
+            return _on_line({w: each.middle for w, each in times.items()}, width)
+        return expected * self._correction(times, width, known.rounds)
+
+    def _correction(self, times: Mapping[int, _Samples], width: int, now: int) -> float:
+        """By how much the curves are off at this width: as seen there, else as around it."""
+        own = times.get(width)
+        stale = own is not None and now - own.at > self.STALE
+        if own is not None and own.count >= self.TRUSTED and not stale:
+            return own.middle
+        others = {w: each.middle for w, each in times.items() if w != width}
+        around = _between(others, width) if others else 1.0
+        if own is None:
+            return around
+        count = 1 if stale else own.count
+        return (count * own.middle + self.MODEL * around) / (count + self.MODEL)
+
+
+def _between(known: Mapping[int, float], width: int) -> float:
+    """On the line between neighbours; beyond the last on the line through those that drafted, if they lie
+    SPAN apart, at most doubled and at least halved."""
+    below = max((w for w in known if w <= width), default=None)
+    above = min((w for w in known if w >= width), default=None)
+    if below is None or below == above:
+        return known[min(known) if below is None else below]
+    if above is not None:
+        return known[below] + (known[above] - known[below]) * (width - below) / (above - below)
+    first = min((w for w in known if w > 1), default=below)
+    if below - first < SPAN:
+        return known[below]
+    line = known[below] + (known[below] - known[first]) * (width - below) / (below - first)
+    return min(max(line, known[below] / 2), known[below] * 2)
+
+
+def _on_line(known: Mapping[int, float], width: int) -> float | None:
+    """The time at a width: measured, else on the line through its neighbours, plain being one of them."""
+    if width in known:
+        return known[width]
+    if 1 not in known or len(known) < 2:
+        return None
+    above = min((w for w in known if w > width), default=max(known))
+    below = max((w for w in known if w < min(width, above)), default=1)
+    slope = max(0.0, (known[above] - known[below]) / (above - below))
+    return known[below] + slope * (width - below)

@@ -1,0 +1,86 @@
+"""What running sessions add to the curves of a pair: batches of sizes not measured yet, and doubts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+
+from mlx_dspark.calibration.measure import Measured, measuring
+from mlx_dspark.calibration.plan import rows_plan
+from mlx_dspark.calibration.shape import with_rows
+from mlx_dspark.calibration.store import CalibrationStore
+from mlx_dspark.calibration.watch import Watch
+from mlx_dspark.contracts import Drafter, Target
+from mlx_dspark.foundation.curves import CostCurves
+from mlx_dspark.foundation.events import RoundReport
+
+BATCH_BUDGET = 6.0
+"""Seconds that the measurement of one number of rows may take, in steps between live rounds."""
+
+Steps = Generator[float, None, Measured]
+
+
+def watching(curves: CostCurves, key: str, store: CalibrationStore) -> Callable[[RoundReport], None]:
+    """Takes live rounds; where they disagree with the curves, the store's entry is marked."""
+    watch = Watch(curves)
+
+    def see(report: RoundReport) -> None:
+        if reason := watch.see(report):
+            store.mark_stale(key, curves.measured_at, reason)
+
+    return see
+
+
+class BatchMeter:
+    """Measures rounds of several rows when a batch of so many runs, one item between two of its rounds.
+
+    `learn` is given the curves whenever they have grown. Whatever fails is not tried again. Only the thread
+    that owns MLX calls it.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        curves: CostCurves,
+        learn: Callable[[CostCurves], None],
+        *,
+        key: str,
+        store: CalibrationStore,
+    ) -> None:
+        self.curves = curves
+        self._target, self._drafter, self._learn = target, drafter, learn
+        self._key, self._store = key, store
+        self._steps: dict[int, Steps] = {}
+        self._done = {point.rows for point in curves.verify} | {1}
+
+    def due(self, rows: int) -> bool:
+        """Whether rounds of so many rows are still to be measured."""
+        return rows not in self._done
+
+    def step(self, rows: int) -> None:
+        """Time one item of so many rows."""
+        try:
+            if rows not in self._steps:
+                self._steps[rows] = self._begin(rows)
+            next(self._steps[rows])
+        except StopIteration as end:
+            self._done.add(rows)
+            self._take(end.value)
+        except Exception:  # noqa: BLE001
+            self._done.add(rows)
+
+    def _begin(self, rows: int) -> Steps:
+        from mlx_dspark.session.timing import RoundTimer
+
+        timer = RoundTimer(self._target, self._drafter, rows=rows, deep=False)
+        plan = rows_plan(timer.most, timer.depths[0], context=self._target.spec.context)
+        return measuring(timer, plan, budget=BATCH_BUDGET)
+
+    def _take(self, found: Measured) -> None:
+        if found.refusal:
+            return
+        more = replace(found.curves, measured_at=self.curves.measured_at)
+        self.curves = with_rows(self.curves, more)
+        self._store.extend(self._key, more)
+        self._learn(self.curves)
