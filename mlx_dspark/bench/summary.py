@@ -26,16 +26,18 @@ NOISE = 0.1
 class Line:
     """One arm on one group. Rates are tokens a second; each is the spread over trials of a trial's total.
 
-    `against_plain` compares decoding with plain decoding in the same trials. `reached[i]` is the share of
-    verify rounds that accepted at least `i + 1` drafts, `acceptance[i]` the chance of draft `i + 1` where it
-    was verified and those before it were accepted. `verdicts` counts prompts by how their greedy answers
-    compare with plain decoding's. `cap` is the most drafts that a round was allowed.
+    `against_plain` compares decoding with plain decoding in the same trials; `predicted` is what each answer
+    expected of that. `reached[i]` is the share of verify rounds that accepted at least `i + 1` drafts,
+    `acceptance[i]` the chance of draft `i + 1` where it was verified and those before it were accepted.
+    `verdicts` counts prompts by how their greedy answers compare with plain decoding's. `cap` is the most
+    drafts that a round was allowed.
     """
 
     group: str
     arm: str
     decode: Spread | None
     against_plain: Spread | None
+    predicted: Spread | None
     prefill: Spread | None
     first_token_seconds: Spread | None
     accept_length: float | None
@@ -88,6 +90,7 @@ def _line(found: Measurement, judged: Sequence[Judged], group: str, arm: int, ba
         arm=found.arms[arm],
         decode=rates(_works(found, cases, arm, lambda each: each.decode)),
         against_plain=ratios(ours, theirs),
+        predicted=Spread.of([one for each in results if (one := each.predicted_speedup) is not None]),
         prefill=rates(_works(found, cases, arm, lambda each: each.prefill)),
         first_token_seconds=Spread.of([each.first_token_seconds for each in taken]),
         accept_length=accept_length(rounds),

@@ -63,6 +63,7 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
         "model": parts.name,
         "drafting": parts.mode,
         "weights": weights_line(parts.weights),
+        "calibration": str(parts.calibration or ""),
         "settings": _values(settings) | _values(loading),
         "machine": about_machine() | {"before": before, "after": state_now()},
     }
