@@ -25,6 +25,7 @@ from time import perf_counter
 
 import mlx.core as mx
 
+from mlx_dspark.bench.cases import SHIPPED
 from mlx_dspark.drafters.block import BlockDrafter
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.settings import LoadSettings
@@ -32,7 +33,7 @@ from mlx_dspark.session.pair import Parts, load_parts
 from mlx_dspark.train.evaluate import Accepted, evaluate
 from mlx_dspark.train.prompts import encode, read_prompts
 
-PROMPTS = sorted((Path(__file__).parent / "prompts").glob("*.jsonl"))
+PROMPTS = [SHIPPED / f"{content}.jsonl" for content in ("chat", "code", "math")]
 
 
 def mean_of(accepted: Sequence[Accepted]) -> Accepted:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.modes import EDIT
+from mlx_dspark.bench.cases import shipped_prompts
 from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.contracts import Drafter, Target
 from mlx_dspark.engine.caps import MaxDraft, cap_policy
@@ -38,7 +38,9 @@ CONTENTS = {
         "What should I pack for a week in the mountains?",
         "Describe how bread is made.",
     ],
-    "edit": [EDIT.replace("area", name) for name in ("area", "surface", "extent", "region")],
+    "edit": [
+        shipped_prompts("edit")[0].replace("area", name) for name in ("area", "surface", "extent", "region")
+    ],
 }
 MAX_WAIT = 600.0
 PLAIN = "baseline"

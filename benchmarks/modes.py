@@ -19,18 +19,16 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from mlx_dspark.catalog.checkpoint import load_checkpoint
-from mlx_dspark.catalog.export import export_model
-from mlx_dspark.catalog.resolve import resolve_model
+from mlx_dspark.bench.arms import Answer, Measured, answer_of, measured
+from mlx_dspark.bench.cases import CONTENTS, shipped_prompts
+from mlx_dspark.bench.stats import VerifyRound, Work, accept_length, rate, reached
+from mlx_dspark.bench.stock import Stock, stock_folder
 from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.contracts import Drafter
 from mlx_dspark.drafters.block import BlockDrafter
@@ -38,111 +36,52 @@ from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine.caps import MaxDraft, cap_policy
 from mlx_dspark.engine.engine import Engine
-from mlx_dspark.foundation.events import Committed
-from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.pair import load_parts
-
-HERE = Path(__file__).parent
-EDIT = '''Repeat this file exactly, and change nothing but the name of the function `area` to `surface`.
-
-```python
-import math
-
-
-def area(radius: float) -> float:
-    """The area of a circle of this radius, in square metres."""
-    if radius < 0:
-        raise ValueError("the radius of a circle cannot be negative")
-    return math.pi * radius * radius
-
-
-def circumference(radius: float) -> float:
-    """The circumference of a circle of this radius, in metres."""
-    if radius < 0:
-        raise ValueError("the radius of a circle cannot be negative")
-    return 2 * math.pi * radius
-```'''
-
-
-@dataclass
-class Run:
-    tokens: list[int]
-    decode_seconds: float
-    prefill_seconds: float
-    drafted: int = 0
-    accepted: int = 0
-    verify_rounds: int = 0
-    parked: int = 0
-    committed: int = 0
-    """By verify rounds."""
-    lengths: list[int] = field(default_factory=list)
-    """Drafts accepted, by verify round."""
+from mlx_dspark.session.result import Result
 
 
 @dataclass
 class Tally:
     """One arm on one content: the best run of each prompt."""
 
-    runs: list[Run] = field(default_factory=list)
+    runs: list[Measured] = field(default_factory=list)
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [answer for run in self.runs for answer in run.answers]
 
     @property
     def rate(self) -> float:
-        tokens = sum(len(run.tokens) - 1 for run in self.runs)
-        return tokens / max(sum(run.decode_seconds for run in self.runs), 1e-9)
+        return rate([run.decode for run in self.runs]) or 0.0
 
     @property
-    def accept_length(self) -> float:
-        rounds = sum(run.verify_rounds for run in self.runs)
-        return sum(run.committed for run in self.runs) / rounds if rounds else 0.0
+    def rounds(self) -> list[VerifyRound]:
+        return [each for answer in self.answers for each in answer.rounds]
 
     @property
-    def reached(self) -> list[float]:
-        """Share of verify rounds that accepted at least 1, 2, ... drafts."""
-        lengths = [length for run in self.runs for length in run.lengths]
-        return [
-            sum(length >= least for length in lengths) / len(lengths)
-            for least in range(1, max(lengths, default=0) + 1)
-        ]
+    def parked(self) -> int:
+        return sum(answer.result.parked_rounds for answer in self.answers if answer.result is not None)
 
 
 POLICIES: dict[str, MaxDraft] = {"derived": None, "auto": "auto", "whole block": 0}
 STOCK = "stock mlx-lm"
 PLAIN, SAMPLED = "plain", ", T=1"
-Arm = Callable[[list[int], int], Run]
+Arm = Callable[[list[int], int], Measured]
 
 
-class Stock:
-    """Stock mlx-lm over an exported folder, in its own process."""
+def stock_arm(stock: Stock) -> Arm:
+    """Stock mlx-lm."""
 
-    def __init__(self, folder: Path) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(HERE / "stock_worker.py"), str(folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._read()
+    def run(ids: list[int], new: int) -> Measured:
+        found = stock.generate(ids, new)
+        tokens = tuple(found["tokens"])
+        prefill = Work(len(ids), found["prefill_seconds"])
+        decode = Work(len(tokens) - 1, found["decode_seconds"])
+        return Measured((Answer(tokens),), prefill, prefill.seconds, decode, 0, 0)
 
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit("the process of stock mlx-lm ended; its message is above")
-        return json.loads(line)
-
-    def __call__(self, ids: list[int], new: int) -> Run:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"ids": ids, "new": new}) + "\n")
-        self._process.stdin.flush()
-        answer = self._read()
-        return Run(answer["tokens"], answer["decode_seconds"], answer["prefill_seconds"])
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
+    return run
 
 
 def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft = None, temperature: float = 0.0) -> Arm:
@@ -154,24 +93,9 @@ def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft = None, tem
         target, drafter, cap=cap_policy(max_draft, drafter.sources if drafter is not None else ())
     )
 
-    def run(ids: list[int], new: int) -> Run:
-        started, answer = perf_counter(), Run([], 0.0, 0.0)
-        first = last = started
-        for event in engine.stream(GenerateRequest(tuple(ids), new, sampling)):
-            if not isinstance(event, Committed):
-                continue
-            report, last = event.report, perf_counter()
-            first = last if not answer.tokens else first
-            answer.tokens += event.tokens
-            answer.drafted += report.drafted
-            answer.accepted += report.accepted
-            answer.parked += report.parked
-            if report.drafted:
-                answer.verify_rounds += 1
-                answer.committed += report.committed
-                answer.lengths.append(report.accepted)
-        answer.prefill_seconds, answer.decode_seconds = first - started, last - first
-        return answer
+    def run(ids: list[int], new: int) -> Measured:
+        events = list(engine.stream(GenerateRequest(tuple(ids), new, sampling)))
+        return measured([answer_of(events, Result.fold(events))], [events])
 
     return run
 
@@ -202,23 +126,23 @@ def model_drafter(drafter: Drafter | None) -> BlockDrafter | None:
 
 
 def contents(args: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    yield "edit", [EDIT]
-    for name in ("chat", "code", "math"):
-        lines = (HERE / "prompts" / f"{name}.jsonl").read_text().splitlines()[: args.prompts]
-        yield name, [json.loads(line)["prompt"] for line in lines]
+    yield "edit", shipped_prompts("edit")[:1]
+    for name in CONTENTS:
+        if name != "edit":
+            yield name, shipped_prompts(name)[: args.prompts]
 
 
 def measure(arms: dict[str, Arm], prompts: list[list[int]], new: int, trials: int) -> dict[str, Tally]:
     tallies = {name: Tally() for name in arms}
     for ids in prompts:
-        best: dict[str, Run] = {}
+        best: dict[str, Measured] = {}
         for trial in range(trials):
             order = list(arms) if trial % 2 == 0 else list(reversed(arms))
             for name in order:
                 if trial and name == STOCK:
                     continue
                 run = arms[name](ids, new)
-                if name not in best or run.decode_seconds < best[name].decode_seconds:
+                if name not in best or run.decode.seconds < best[name].decode.seconds:
                     best[name] = run
         for name, run in best.items():
             tallies[name].runs.append(run)
@@ -230,27 +154,28 @@ def show(content: str, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
     for name, tally in tallies.items():
         sampled = name.endswith(SAMPLED)
         plain = tallies[PLAIN + SAMPLED if sampled else PLAIN]
-        pairs = list(zip(tally.runs, plain.runs, strict=True))
+        pairs = list(zip(tally.answers, plain.answers, strict=True))
+        shares = reached(tally.rounds)
         row = {
             "content": content,
             "arm": name,
             "tokens_per_sec": round(tally.rate, 2),
             "against_plain": round(tally.rate / plain.rate, 3),
-            "accept_length": round(tally.accept_length, 3),
-            "reached": [round(share, 3) for share in tally.reached],
-            "drafted": sum(run.drafted for run in tally.runs),
-            "accepted": sum(run.accepted for run in tally.runs),
-            "parked_rounds": sum(run.parked for run in tally.runs),
-            "prefill_seconds": round(sum(run.prefill_seconds for run in tally.runs), 2),
+            "accept_length": round(accept_length(tally.rounds) or 0.0, 3),
+            "reached": [round(share, 3) for share in shares],
+            "drafted": sum(each.drafted for each in tally.rounds),
+            "accepted": sum(each.accepted for each in tally.rounds),
+            "parked_rounds": tally.parked,
+            "prefill_seconds": round(sum(run.prefill.seconds for run in tally.runs), 2),
             "same_ids_as_plain": None if sampled else sum(a.tokens == b.tokens for a, b in pairs),
             "prompts": len(pairs),
         }
         rows.append(row)
         same = "" if sampled else f"{row['same_ids_as_plain']}/{row['prompts']}"
-        reached = " ".join(f"{share:.2f}" for share in tally.reached[:8])
+        first = " ".join(f"{share:.2f}" for share in shares[:8])
         print(
             f"| {content} | {name} | {row['tokens_per_sec']:.1f} | {row['against_plain']:.2f} | "
-            f"{row['accept_length']:.2f} | {reached} | {row['accepted']}/{row['drafted']} | "
+            f"{row['accept_length']:.2f} | {first} | {row['accepted']}/{row['drafted']} | "
             f"{row['parked_rounds']} | {row['prefill_seconds']:.1f} | {same} |",
             flush=True,
         )
@@ -283,10 +208,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         stock = None
         if not args.no_stock:
-            folder = Path(scratch) / "export"
-            export_model(load_checkpoint(resolve_model(args.model, cache_dir=default_cache_dir())), folder)
-            stock = Stock(folder)
-            arms[STOCK] = stock
+            stock = Stock([stock_folder(args.model, Path(scratch))])
+            arms[STOCK] = stock_arm(stock)
         heads = ("content", "arm", "tok/s", "x plain", "accept length", "reached", "accepted", "parked")
         heads += ("prefill s", "same ids")
         print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")

@@ -20,6 +20,7 @@ from mlx_dspark.cli.mistakes import explained
 from mlx_dspark.cli.ranks import follows, refuse_ranks, report
 from mlx_dspark.cli.show import Progress, note
 from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
+from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.errors import DsparkError, UsageError
 from mlx_dspark.foundation.settings import (
@@ -32,6 +33,8 @@ from mlx_dspark.foundation.settings import (
 
 ONE_ANSWER = "max_batch"
 """The knob that a command which makes one answer at a time has no use for."""
+COMPARED = ("mode", "max_draft")
+"""The knobs that a command which compares ways to draft has others for."""
 MEASURED = (ONE_ANSWER, "max_draft", "calibrate")
 """The knobs that `calibrate` has no use for."""
 _TOP_LEVEL_FLAGS = ("--help", "-h", "--version")
@@ -105,10 +108,12 @@ def _joined(tokens: Sequence[str]) -> list[str]:
 
 def build_app() -> App:
     """Every command with its flags. Nothing heavy is imported until a command runs."""
+    from mlx_dspark.cli.benchmark import benchmark
     from mlx_dspark.cli.calibrate import calibrate
     from mlx_dspark.cli.chat import chat
     from mlx_dspark.cli.demo import demo
     from mlx_dspark.cli.generate import generate
+    from mlx_dspark.cli.race import race
     from mlx_dspark.cli.train import train
 
     app = App(
@@ -128,6 +133,8 @@ def build_app() -> App:
             chat, LoadSettings, GenerateSettings, without=(ONE_ANSWER, "logprobs", "chat_template")
         ),
         "demo": with_flags(demo, LoadSettings, without=(ONE_ANSWER,)),
+        "benchmark": with_flags(benchmark, BenchmarkSettings, LoadSettings, without=(ONE_ANSWER, *COMPARED)),
+        "race": with_flags(race, RaceSettings, LoadSettings, without=(ONE_ANSWER, *COMPARED)),
         "calibrate": with_flags(
             calibrate, CalibrateSettings, LoadSettings, without=MEASURED, positional=("model",)
         ),

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from mlx_dspark.cli.flags import negative_of
 from mlx_dspark.cli.main import ACCEPT_LENGTH, ONE_ANSWER
+from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
@@ -25,6 +26,8 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 | `mlx-dspark chat` | holds a conversation; Ctrl-C stops the answer, Ctrl-D leaves, `/help` lists the rest |
 | `mlx-dspark export MODEL DIR` | writes a model as a standard MLX model folder |
 | `mlx-dspark demo` | answers a prompt, then races plain against speculative decoding on it |
+| `mlx-dspark benchmark` | measures every way to draft against plain decoding ([how](../benchmark.md)) |
+| `mlx-dspark race` | ways to draft side by side on one prompt, and whether they wrote the same |
 | `mlx-dspark calibrate MODEL` | measures what drafts cost on this machine, and prints the curves |
 | `mlx-dspark train` | makes a drafter for a model, from the model's own answers |
 | `mlx-dspark --version`, `--help` | the version; every command |
@@ -55,10 +58,15 @@ The closing line counts rounds, forward passes of the target, and says how many 
 
 _TAKEN_BY = {
     AskSettings: "`generate`",
-    LoadSettings: "`generate`, `chat`, `demo` (there without `--mode baseline`), `calibrate` (there without "
-    "`--mode baseline`, `--max-draft` and `--calibrate`)",
+    LoadSettings: (
+        "`generate`, `chat`, `demo` (there without `--mode baseline`), `calibrate` (there without "
+        "`--mode baseline`, `--max-draft` and `--calibrate`), `benchmark` and `race` (there without `--mode` "
+        "and `--max-draft`)"
+    ),
     GenerateSettings: "`generate`, `chat` (there without `--logprobs` and `--chat-template`)",
     CalibrateSettings: "`calibrate`",
+    BenchmarkSettings: "`benchmark`",
+    RaceSettings: "`race`",
     TrainSettings: "`train`",
 }
 
@@ -93,7 +101,7 @@ def _json_fields() -> str:
     weights = "How the CPU back end holds the weights: `choice`, the `reason` for it, `timings` of the race."
     meanings = {"model": "The model's name.", "weights": weights} | Result.meanings()
     rows = [f"| `{name}` | {meaning} |" for name, meaning in meanings.items()]
-    return "\n".join(["## Fields of `--json`\n", "| Field | Meaning |", "|---|---|", *rows, ""])
+    return "\n".join(["## Fields of `generate --json`\n", "| Field | Meaning |", "|---|---|", *rows, ""])
 
 
 def _flags(knob: Knob) -> str:

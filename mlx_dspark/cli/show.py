@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
@@ -171,5 +172,6 @@ def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
 
 
 def _flags() -> dict[str, Knob]:
-    sections = (TrainSettings, CalibrateSettings, LoadSettings, GenerateSettings, AskSettings)
+    measuring = (CalibrateSettings, BenchmarkSettings, RaceSettings)
+    sections = (TrainSettings, *measuring, LoadSettings, GenerateSettings, AskSettings)
     return {knob.name: knob for each in sections for knob in each.knobs()}

@@ -21,7 +21,7 @@ from mlx_dspark.session.pair import drafting_mode
 SECTIONS = (LoadSettings, GenerateSettings, AskSettings)
 KNOBS = [knob for section in SECTIONS for knob in section.knobs()]
 FLAGS = [knob for knob in KNOBS if knob.name != ONE_ANSWER]
-COMMANDS = ("calibrate", "chat", "demo", "export", "generate", "train")
+COMMANDS = ("benchmark", "calibrate", "chat", "demo", "export", "generate", "race", "train")
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +156,26 @@ REFUSED = [
     (["--prompt", "\udcff"], "UTF-8"),
     (["--system", "\udcff"], "UTF-8"),
     (["demo", "--mode", "baseline"], "--mode"),
+    (["benchmark", "--mode", "lookup"], "--mode"),
+    (["benchmark", "--modes", "lookup,lookup"], "--modes"),
+    (["benchmark", "--modes", "dsprk"], "--modes"),
+    (["benchmark", "--caps", "auto,many"], "--caps"),
+    (["benchmark", "--caps", "-1"], "--caps"),
+    (["benchmark", "--depth", "8q"], "--depth"),
+    (["benchmark", "--rows", "0"], "--rows"),
+    (["benchmark", "--trials", "0"], "--trials"),
+    (["benchmark", "--temperature", "0"], "--temperature"),
+    (["benchmark", "--against", "vllm"], "Give one of mlx-lm"),
+    (["benchmark", "--against-draft-model", "x"], "--against mlx-lm"),
+    (["benchmark", "--prompts", "no-such-file.jsonl"], "no-such-file.jsonl"),
+    (["benchmark", "--plot", "rates.txt"], "--plot rates.png"),
+    (["benchmark", "--plot", "no-such-folder/rates.png"], "its folder"),
+    (["benchmark", "--json", "--plot", "terminal"], "--plot"),
+    (["race", "--arms", "auto"], "--arms"),
+    (["race", "--arms", "auto,baseline:3"], "MODE:CAP"),
+    (["race", "--arms", "auto,lookup,auto:1,auto:2,auto:3"], "--arms"),
+    (["race", "--arms", "auto,lookup:x"], "--arms"),
+    (["race", "--prompt", "  "], "empty"),
 ]
 
 

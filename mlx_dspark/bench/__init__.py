@@ -1,0 +1,1 @@
+"""Measuring what speculation gains on this machine, and racing arms against each other."""

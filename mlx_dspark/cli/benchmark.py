@@ -1,0 +1,211 @@
+"""`benchmark`: what each way to draft gains over plain decoding on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
+
+from mlx_dspark.cli.ranks import refuse_ranks
+from mlx_dspark.cli.show import Progress, note, weights_line
+from mlx_dspark.cli.streams import require_output
+from mlx_dspark.foundation.bench_settings import BASELINE, MLX_LM, TERMINAL, BenchmarkSettings
+from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.lists import Drafting
+from mlx_dspark.foundation.settings import LoadSettings
+
+if TYPE_CHECKING:
+    from mlx_dspark.bench.arms import Arm
+    from mlx_dspark.bench.report import Decode
+    from mlx_dspark.bench.suite import Judged, Measurement
+    from mlx_dspark.bench.summary import Line
+    from mlx_dspark.session.pair import Parts
+
+INTERRUPTED = 130
+CHART_WIDTH = 100
+
+
+def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
+    """Measure every way to draft against plain decoding."""
+    from mlx_dspark.bench.cases import cases_of, contents_of
+    from mlx_dspark.bench.gap import logit_gap
+    from mlx_dspark.bench.machine import about_machine, state_now
+    from mlx_dspark.bench.picture import check_plot
+    from mlx_dspark.bench.suite import judge, measure
+    from mlx_dspark.bench.summary import lines
+    from mlx_dspark.session.calibrate import calibrated
+    from mlx_dspark.session.pair import load_parts
+
+    refuse_ranks("benchmark")
+    check_plot(settings.plot)
+    _refuse_unused(settings)
+    contents = contents_of(settings)
+    require_output()
+    progress = Progress()
+    parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
+    cases = cases_of(settings, contents, parts.tokenizer, parts.target.spec.context)
+    before = state_now()
+    with _arms(settings, loading, parts, progress) as arms:
+        progress.clear()
+        note(loaded_line(parts))
+        found = measure(arms, cases, trials=settings.trials, seed=settings.order_seed, tell=progress.tell)
+    progress.tell("judging")
+    judged = judge(found, 0, lambda tokens, expected, got: logit_gap(parts.target, tokens, expected, got))
+    progress.clear()
+    told = Told(settings, found, lines(found, judged, 0), judged, decoder(parts))
+    about = {
+        "model": parts.name,
+        "drafting": parts.mode,
+        "weights": weights_line(parts.weights),
+        "calibration": str(parts.calibration or ""),
+        "settings": _values(settings) | _values(loading),
+        "machine": about_machine() | {"before": before, "after": state_now()},
+    }
+    told.show(about)
+    return INTERRUPTED if found.interrupted else 0
+
+
+def _refuse_unused(settings: BenchmarkSettings) -> None:
+    """What can be refused before a model is loaded. Raises UsageError."""
+    if settings.against_draft_model is not None and settings.against is None:
+        raise UsageError(
+            "against_draft_model is set, and nothing here would use it.",
+            f"Leave it out, or add --against {MLX_LM}.",
+            field="against_draft_model",
+        )
+    if settings.json and settings.plot == TERMINAL:
+        raise UsageError(
+            f"plot is {TERMINAL!r}, and --json prints nothing but JSON.",
+            "Leave one of them out.",
+            field="plot",
+        )
+
+
+@contextmanager
+def _arms(
+    settings: BenchmarkSettings, loading: LoadSettings, parts: Parts, progress: Progress
+) -> Iterator[list[Arm]]:
+    """Plain decoding first, then every mode with every cap, then stock mlx-lm."""
+    from mlx_dspark.bench.arms import OwnArm
+    from mlx_dspark.bench.stock import Stock, StockArm, stock_folder
+
+    modes = settings.modes or dict.fromkeys((parts.mode, "lookup"))
+    draftings = dict.fromkeys(
+        Drafting(parts.mode if mode == "auto" else mode, cap)
+        for mode in modes
+        for cap in settings.caps or (None,)
+    )
+    arms: list[Arm] = [OwnArm(parts, loading, each) for each in (Drafting(BASELINE), *draftings)]
+    with ExitStack() as open_things:
+        if settings.against is not None:
+            scratch = Path(open_things.enter_context(TemporaryDirectory()))
+            models = [loading.model]
+            if settings.against_draft_model is not None:
+                models.append(settings.against_draft_model)
+            folders = [
+                stock_folder(
+                    None if model is None else str(model),
+                    scratch / str(number),
+                    trust_remote_code=loading.trust_remote_code,
+                    progress=progress,
+                )
+                for number, model in enumerate(models)
+            ]
+            progress.tell(f"starting {MLX_LM}")
+            stock = open_things.enter_context(Stock(folders))
+            for draft in (False, True)[: len(folders)]:
+                arms.append(StockArm(stock, loading, parts.end_ids, draft=draft))
+        yield arms
+
+
+@dataclasses.dataclass(frozen=True)
+class Told:
+    """What was measured, and how to show it."""
+
+    settings: BenchmarkSettings
+    found: Measurement
+    lines: list[Line]
+    judged: list[Judged]
+    decode: Decode
+
+    def show(self, about: dict[str, Any]) -> None:
+        """Standard output gets JSON, or tables and bars; a picture goes to its file."""
+        from mlx_dspark.bench.report import bars, figures
+
+        if self.found.interrupted:
+            note("Interrupted: this is what was measured until then.")
+        if self.settings.json:
+            values = about | figures(self.found, self.lines, self.judged, self.decode)
+            print(json.dumps(values, ensure_ascii=False))
+        else:
+            self._print()
+        plot = self.settings.plot
+        if plot == TERMINAL:
+            from mlx_dspark.bench.chart import chart
+
+            print("\n".join(["decoding, tokens a second", *chart(bars(self.lines), _width())]))
+        elif plot is not None:
+            from mlx_dspark.bench.picture import save_chart
+
+            save_chart(
+                bars(self.lines), Path(plot), title=str(about["model"]), unit="tokens a second, decoding"
+            )
+            note(f"Wrote {plot}.")
+
+    def _print(self) -> None:
+        from mlx_dspark.bench.report import TIE_RULE, tables, told
+        from mlx_dspark.bench.summary import noisy
+
+        console = console_of(sys.stdout)
+        for table in tables(self.lines):
+            if table.row_count:
+                console.print(table)
+        parted = [each for each in self.judged if not each.verdict.same]
+        for each in parted:
+            case = self.found.cases[each.case]
+            row = f", row {each.row}" if case.rows > 1 else ""
+            print(f"{case.name}{row}, {self.found.arms[each.arm]}: {told(each.verdict, self.decode)}.")
+        if parted:
+            print(TIE_RULE)
+        for group, width in noisy(self.lines, BASELINE).items():
+            moved = f"plain decoding's own rate moved by {width:.0%} between trials"
+            print(f"{group}: {moved}, so ratios may be as far off.")
+        for line in self.lines:
+            for trouble in line.troubles:
+                print(f"{line.group}, {line.arm}: {trouble}")
+
+
+def loaded_line(parts: Parts) -> str:
+    """What was loaded, and how its weights are held."""
+    about = [parts.name, f"drafting: {parts.mode}", weights_line(parts.weights), str(parts.calibration or "")]
+    return " · ".join(part for part in about if part)
+
+
+def decoder(parts: Parts) -> Decode:
+    """The text of a token."""
+    return lambda token: parts.tokenizer.decode([token])
+
+
+def console_of(stream: Any) -> Any:
+    """A rich console on a stream; elsewhere than on a terminal, wide enough that no line is broken."""
+    from rich.console import Console
+
+    return Console(file=stream, width=None if stream.isatty() else max(160, _width()), highlight=False)
+
+
+def _width() -> int:
+    try:
+        return min(CHART_WIDTH, os.get_terminal_size(sys.stdout.fileno()).columns)
+    except (OSError, ValueError):
+        return CHART_WIDTH
+
+
+def _values(settings: Any) -> dict[str, Any]:
+    """The settings as JSON values."""
+    return cast("dict[str, Any]", json.loads(json.dumps(dataclasses.asdict(settings), default=str)))
