@@ -137,13 +137,14 @@ class LiveRowCaps:
     def _warm(self, report: RoundReport) -> bool:
         """Whether a round alone tells what the next like it takes. A drafter reads the prompt before the
         first draft of a row, and kernels are made ready in a round wider than any before."""
-        if report.rows > 1 or not report.drafted or self._sources[report.source].prospects.source.own_length:
+        known = self._sources.get(report.source)
+        if report.rows > 1 or not report.drafted or known is None or known.prospects.source.own_length:
             return True
         widest = self._shared.widest.get(report.source, 0)
-        known = report.source in self._begun and report.width <= widest
+        warm = report.source in self._begun and report.width <= widest
         self._begun.add(report.source)
         self._shared.widest[report.source] = max(widest, report.width)
-        return known
+        return warm
 
 
 class LiveCaps:
