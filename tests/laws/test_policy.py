@@ -13,6 +13,7 @@ from functools import cache
 import pytest
 
 from mlx_dspark.calibration.simulate import Machine, Replay, Segment, Stretch
+from mlx_dspark.engine.acceptance import Acceptance, Pool
 from mlx_dspark.engine.caps import MaxDraft, cap_policy
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint, expected_tokens
 from mlx_dspark.foundation.source import Source
@@ -161,3 +162,28 @@ def test_depth_narrows_the_derived_cap_where_it_was_measured_to_cost(deep: int) 
     usual = max(stretch.caps, key=lambda cap: stretch.caps[cap])
     assert abs(usual - truth.best_cap([0.8], source="dspark", depth=deep, limit=BLOCK)) <= 1
     assert (usual == BLOCK) == (deep == 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 0.0), (0.0, 1.0)])
+def test_content_that_changes_is_noticed_within_a_few_rounds(before: float, after: float) -> None:
+    acceptance = Acceptance(Pool(BLOCK), BLOCK)
+    for share, rounds in ((before, 40), (after, 5)):
+        for _ in range(rounds):
+            acceptance.count(3, round(3 * share))
+    assert abs(acceptance.chances()[0] - after) < 0.5
+
+
+@pytest.mark.parametrize(
+    "source", [DSPARK, Source("dspark", BLOCK, own_length=True)], ids=["block", "own length"]
+)
+@pytest.mark.parametrize("max_draft", ["auto", None])
+def test_every_kind_of_drafter_is_parked_where_it_loses_and_probed(
+    source: Source, max_draft: MaxDraft
+) -> None:
+    truth = MACHINES["always loses"]
+    run = Machine(truth, "dspark").run(cap_policy(max_draft, [source], curves=truth), drawn((0.2, 0.5)))
+    assert run.gain_after(32) >= 0.98
+    for stretch in run.stretches:
+        assert 0.9 * stretch.rounds < stretch.parked
+        assert stretch.parked + sum(rounds for cap, rounds in stretch.caps.items() if cap) <= stretch.rounds
+        assert len(stretch.caps) > 1, "probes go on"
