@@ -62,7 +62,7 @@ class BlockAlone:
     @property
     def parked(self) -> bool:
         self._decide_first()
-        return self._cap == 0
+        return self._cap == 0 and not self.cap()
 
     def cap(self) -> int:
         self._decide_first()

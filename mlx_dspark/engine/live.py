@@ -25,12 +25,16 @@ class _SourceCap:
 
     MARGIN = 1.02
     PLAIN_SAMPLES = 3
+    PATIENCE = 8
+    """Short drafts of a source that finds some now and then, while plain rounds are still to be timed."""
+
     UNLIKELY = 0.02
 
     def __init__(self, prospects: Prospects, alone: Alone) -> None:
         self.prospects = prospects
         self._alone = alone
         self._compared: set[int] = set()
+        self._unmeasured = 0
         self._cutting = Cutting(prospects) if prospects.source.confident else None
 
     def threshold(self, rows: int) -> float:
@@ -54,7 +58,8 @@ class _SourceCap:
 
     def cap(self, rows: int) -> int:
         if self.measuring(rows):
-            return 1 if self.prospects.source.own_length and rows == 1 else 0
+            short = self.prospects.source.own_length and self._unmeasured < self.PATIENCE
+            return int(short and rows == 1)
         times = self.prospects.times
         if rows > 1:
             return self._gainful(rows) or int(times.probing(rows))
@@ -80,6 +85,7 @@ class _SourceCap:
     def observe(self, report: RoundReport, seconds: float, warm: bool) -> None:
         drafted = bool(report.drafted) and report.source == self.prospects.source.name
         self.prospects.depth = report.depth + report.committed
+        self._unmeasured += drafted and self.measuring(report.rows)
         whole = not self.threshold(report.rows)
         if drafted and whole:
             self.prospects.count(report)
@@ -137,13 +143,14 @@ class LiveRowCaps:
     def _warm(self, report: RoundReport) -> bool:
         """Whether a round alone tells what the next like it takes. A drafter reads the prompt before the
         first draft of a row, and kernels are made ready in a round wider than any before."""
-        if report.rows > 1 or not report.drafted or self._sources[report.source].prospects.source.own_length:
+        known = self._sources.get(report.source)
+        if report.rows > 1 or not report.drafted or known is None or known.prospects.source.own_length:
             return True
         widest = self._shared.widest.get(report.source, 0)
-        known = report.source in self._begun and report.width <= widest
+        warm = report.source in self._begun and report.width <= widest
         self._begun.add(report.source)
         self._shared.widest[report.source] = max(widest, report.width)
-        return known
+        return warm
 
 
 class LiveCaps:

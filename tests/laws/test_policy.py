@@ -13,13 +13,14 @@ from functools import cache
 import pytest
 
 from mlx_dspark.calibration.simulate import Machine, Replay, Segment, Stretch
+from mlx_dspark.engine.acceptance import Acceptance, Pool
 from mlx_dspark.engine.caps import MaxDraft, cap_policy
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint, expected_tokens
 from mlx_dspark.foundation.source import Source
 
 BLOCK = 7
 DSPARK = Source("dspark", BLOCK)
-TOKENS = 600
+TOKENS = 500
 OVERHEAD = 0.0002
 
 
@@ -41,7 +42,7 @@ MACHINES = {
 }
 
 TRACES: dict[str, tuple[float, ...]] = {
-    **{str(chance): (chance,) * 2 for chance in (0.2, 0.5, 0.8, 0.97)},
+    **{str(chance): (chance,) for chance in (0.2, 0.5, 0.8, 0.97)},
     "drifting": (0.2, 0.35, 0.5, 0.65, 0.8, 0.95, 0.8, 0.65, 0.5, 0.35, 0.2),
     "alternating": (0.2, 0.9) * 3,
 }
@@ -94,8 +95,13 @@ def test_auto_comes_near_the_best_cap_and_loses_to_plain_nowhere(machine: str, t
         assert sum(reached) / len(reached) >= 0.95, (chance, reached)
 
 
-@pytest.mark.parametrize("max_draft", ["auto", None])
-@pytest.mark.parametrize("wrong", [None, *WRONG])
+@pytest.mark.parametrize(
+    ("wrong", "max_draft"),
+    [
+        *((wrong, "auto") for wrong in (None, *WRONG)),
+        *((wrong, None) for wrong in (None, "too flat")),
+    ],
+)
 @pytest.mark.parametrize("machine", MACHINES)
 def test_wrong_curves_cost_a_few_rounds(machine: str, wrong: str | None, max_draft: MaxDraft) -> None:
     run = replay(machine, (0.2, 0.9), max_draft, wrong)
@@ -132,3 +138,52 @@ def test_policies_and_the_simulator_import_no_mlx() -> None:
     code = "import sys, mlx_dspark.engine.caps, mlx_dspark.calibration.simulate; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"mlx", "mlx.core", "mlx_lm", "numpy"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("max_draft", [3, 0, "auto", None])
+def test_what_is_expected_of_a_round_is_what_curves_and_record_say(max_draft: MaxDraft) -> None:
+    truth, recorded = MACHINES["linear"], (0.9, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6)
+    row = cap_policy(max_draft, [DSPARK], curves=truth, acceptance={"dspark": recorded}).row()
+    for drafted in (1, 3, BLOCK):
+        outlook = row.outlook(1, "dspark", drafted, drafted + 1)
+        assert outlook.gain == pytest.approx(truth.speedup(recorded, drafted, source="dspark"))
+        assert outlook.plain_seconds == pytest.approx(truth.round_seconds(0, source="dspark"))
+    assert row.outlook(1, "", 0, 1).gain == 1.0
+    assert row.outlook(2, "dspark", 3, 4) == (None, None), "rows that were never measured"
+
+
+@pytest.mark.parametrize("deep", [0, 6000])
+def test_depth_narrows_the_derived_cap_where_it_was_measured_to_cost(deep: int) -> None:
+    shallow = MACHINES["flat"]
+    points = [replace(p, depth=8000, seconds=p.seconds * (1 + 0.3 * (p.width - 1))) for p in shallow.verify]
+    truth = replace(shallow, verify=shallow.verify + tuple(points))
+    policy = cap_policy(None, [DSPARK], curves=truth, acceptance={"dspark": (0.8,)})
+    (stretch,) = Machine(truth, "dspark").run(policy, drawn((0.8,)), depth=deep).stretches
+    usual = max(stretch.caps, key=lambda cap: stretch.caps[cap])
+    assert abs(usual - truth.best_cap([0.8], source="dspark", depth=deep, limit=BLOCK)) <= 1
+    assert (usual == BLOCK) == (deep == 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1.0, 0.0), (0.0, 1.0)])
+def test_content_that_changes_is_noticed_within_a_few_rounds(before: float, after: float) -> None:
+    acceptance = Acceptance(Pool(BLOCK), BLOCK)
+    for share, rounds in ((before, 40), (after, 5)):
+        for _ in range(rounds):
+            acceptance.count(3, round(3 * share))
+    assert abs(acceptance.chances()[0] - after) < 0.5
+
+
+@pytest.mark.parametrize(
+    "source", [DSPARK, Source("dspark", BLOCK, own_length=True)], ids=["block", "own length"]
+)
+@pytest.mark.parametrize("max_draft", ["auto", None])
+def test_every_kind_of_drafter_is_parked_where_it_loses_and_probed(
+    source: Source, max_draft: MaxDraft
+) -> None:
+    truth = MACHINES["always loses"]
+    run = Machine(truth, "dspark").run(cap_policy(max_draft, [source], curves=truth), drawn((0.2, 0.5)))
+    assert run.gain_after(32) >= 0.98
+    for stretch in run.stretches:
+        assert 0.9 * stretch.rounds < stretch.parked
+        assert stretch.parked + sum(rounds for cap, rounds in stretch.caps.items() if cap) <= stretch.rounds
+        assert len(stretch.caps) > 1, "probes go on"
