@@ -61,8 +61,8 @@ class RowStates:
 
     `groups` says how mlx-lm's list of caches is made of the layers, in their order: None is a layer by
     itself, a number so many of them in a tuple. Where there are `forms`, growing keys and values take the one
-    that suits the rows when rows come or go; a rectangle that has become padding for the most part is parted
-    before the next round.
+    that suits the rows in their first round and when rows come or go; a rectangle that has become padding for
+    the most part is parted before the next round.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class RowStates:
         self._groups = [None] * len(self.layers) if groups is None else list(groups)
         self.depth = [0] * n
         self._open: deque[Transaction] = deque()
-        self._lay_out(padded=self._to_be_padded(self.depth))
 
     def __len__(self) -> int:
         return len(self.depth)
@@ -104,8 +103,8 @@ class RowStates:
         """Open a transaction of `width` positions per row; at most two may be open."""
         assert width >= 1
         assert len(self._open) < 2, "at most two rounds are in flight"
-        if not self._open and self.padded and not self._to_be_padded(self.depth):
-            self._lay_out(padded=False)
+        if not self._open:
+            self._lay_out_before_a_round()
         ahead = sum(transaction.width for transaction in self._open)
         span = Span([depth + ahead for depth in self.depth] if ahead else self.depth, width)
         for layer in self.layers:
@@ -201,6 +200,11 @@ class RowStates:
 
     def _to_be_padded(self, depth: Sequence[int]) -> bool:
         return self._forms.padded(depth) if self._forms is not None else self.padded
+
+    def _lay_out_before_a_round(self) -> None:
+        padded = self._to_be_padded(self.depth)
+        if padded != self.padded and not (padded and any(self.depth)):
+            self._lay_out(padded=padded)
 
     def _lay_out_with(self, other: RowStates, depth: Sequence[int]) -> None:
         """Take the form, both, that suits rows of these depths."""

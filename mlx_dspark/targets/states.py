@@ -159,8 +159,9 @@ class StatePlan:
     def new_rows(
         self, n: int, attention: Attention, padded: Callable[[Sequence[int]], bool] = Layout.LIST.padded
     ) -> RowStates:
-        """`n` empty rows. Growing keys and values lie in a rectangle where `padded` says so of the depths of
-        all rows, and are attended to by `attention` elsewhere."""
+        """`n` empty rows. Growing keys and values lie in a rectangle where `padded`, which is first asked in
+        the first round, says so of the depths of all rows; elsewhere `attention` is how they are attended to.
+        """
         layers = [maker(n, attention) for maker in self._makers]
         if KVState not in self._makers:
             return RowStates(layers, n, groups=self._groups)

@@ -413,6 +413,19 @@ def test_a_rectangle_that_has_become_padding_is_parted() -> None:
     assert same(kind, states, twin)
 
 
+def test_a_rectangle_whose_deepest_row_left_holds_room_for_the_others() -> None:
+    kind = KINDS["kv in company"]
+    (states, _), (shallow, inputs) = grown(kind, 1, 3 * STEP), grown(kind, 2, 4)
+    states.join(shallow)
+    assert states.padded
+    states.select([2, 1])
+    assert states.padded
+    assert [array.shape[2] for array in states.arrays()] == [STEP] * 4
+    twin = new(KINDS["kv"], 2)
+    run(KINDS["kv"], twin, inputs[::-1], [4, 4])
+    assert same(kind, states, twin)
+
+
 def test_one_row_hands_model_code_plain_arrays_and_several_hand_it_rows() -> None:
     alone, together = KVState(1), KVState(2)
     alone.begin(Span([0], 2))
