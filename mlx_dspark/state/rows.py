@@ -147,7 +147,9 @@ class RowStates:
         assert not self._open
         assert not other._open
         depth = self.depth + other.depth
-        self._lay_out_with(other, depth)
+        padded = self._to_be_padded(depth)
+        for states in (self, other):
+            states._lay_out(padded=padded)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.join(theirs)
         self.depth = depth
@@ -166,7 +168,10 @@ class RowStates:
         assert not other._open
         assert len(rows) == len(other)
         depth = replaced(self.depth, rows, other.depth)
-        self._lay_out_with(other, depth)
+        padded = self._to_be_padded(depth)
+        for states in (self, other):
+            if states.padded != padded:
+                states._lay_out(padded=padded)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.replace(rows, theirs)
         self.depth = depth
@@ -205,12 +210,6 @@ class RowStates:
         padded = self._to_be_padded(self.depth)
         if padded != self.padded and not (padded and any(self.depth)):
             self._lay_out(padded=padded)
-
-    def _lay_out_with(self, other: RowStates, depth: Sequence[int]) -> None:
-        """Take the form, both, that suits rows of these depths."""
-        padded = self._to_be_padded(depth)
-        self._lay_out(padded=padded)
-        other._lay_out(padded=padded)
 
     def _lay_out(self, *, padded: bool) -> None:
         """Layer by layer, so that one at most is held in both forms."""
