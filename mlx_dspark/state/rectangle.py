@@ -87,7 +87,9 @@ class RectangleKV:
         self._hold_as(other)
         other._hold_as(self)
         pairs = zip(self.arrays(), other.arrays(), strict=True)
-        self._set([mx.concatenate(list(pair)) for pair in pairs])
+        joined = [mx.concatenate(list(pair)) for pair in pairs]
+        other._keys = other._values = None
+        self._set(joined)
         self._n += other._n
 
     def select(self, rows: Sequence[int]) -> None:

@@ -426,6 +426,27 @@ def test_a_rectangle_whose_deepest_row_left_holds_room_for_the_others() -> None:
     assert same(kind, states, twin)
 
 
+@pytest.mark.parametrize("change", ["join", "leave", "join in a rectangle", "leave for a list"])
+def test_rows_that_come_and_go_hold_one_layer_twice_at_most(change: str) -> None:
+    kind, layers, depth = KINDS["kv in company"], 16, 8 * STEP
+    states, first, other = (new(kind, rows, layers) for rows in (3 if "leave" in change else 1, 1, 1))
+    for each in (states, first, other):
+        run(kind, each, fresh(len(each), depth), [depth] * len(each))
+        mx.eval(each.arrays())
+    if change == "join in a rectangle":
+        states.join(first)
+    del first
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    held = mx.get_active_memory()
+    if "join" in change:
+        states.join(other)
+    else:
+        states.select([1] if "list" in change else [2, 0])
+    layer = sum(array.nbytes for array in states.arrays()) // layers
+    assert mx.get_peak_memory() - held <= 2 * layer
+
+
 def test_one_row_hands_model_code_plain_arrays_and_several_hand_it_rows() -> None:
     alone, together = KVState(1), KVState(2)
     alone.begin(Span([0], 2))
