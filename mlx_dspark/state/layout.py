@@ -35,7 +35,7 @@ class Layout(Enum):
 
 
 def layout_here() -> Layout:
-    """The layout for MLX's default device (decision 011)."""
+    """The layout for MLX's default device (decision 012)."""
     return Layout.COMPANY if mx.default_device().type == mx.gpu else Layout.LIST
 
 
