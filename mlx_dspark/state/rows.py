@@ -61,8 +61,8 @@ class RowStates:
 
     `groups` says how mlx-lm's list of caches is made of the layers, in their order: None is a layer by
     itself, a number so many of them in a tuple. Where there are `forms`, growing keys and values take the one
-    that suits the rows in their first round and when rows come or go; a rectangle that has become padding for
-    the most part is parted before the next round.
+    that suits the rows when rows come or go, and before the first round of what is new or restored; a
+    rectangle that has become padding for the most part is parted before the next round.
     """
 
     def __init__(
@@ -78,6 +78,7 @@ class RowStates:
         self._groups = [None] * len(self.layers) if groups is None else list(groups)
         self.depth = [0] * n
         self._open: deque[Transaction] = deque()
+        self._settled = False
 
     def __len__(self) -> int:
         return len(self.depth)
@@ -191,6 +192,7 @@ class RowStates:
         assert self.rewindable(capture, depth) == depth
         for layer, kept in zip(self.layers, capture.layers, strict=True):
             layer.restore(row, kept, depth)
+        self._settled = False
         self.depth = replaced(self.depth, [row], [depth])
 
     def rewindable(self, capture: Capture, to: int) -> int:
@@ -208,8 +210,9 @@ class RowStates:
 
     def _lay_out_before_a_round(self) -> None:
         padded = self._to_be_padded(self.depth)
-        if padded != self.padded and not (padded and any(self.depth)):
+        if padded != self.padded and (self.padded or not self._settled):
             self._lay_out(padded=padded)
+        self._settled = True
 
     def _lay_out(self, *, padded: bool) -> None:
         """Layer by layer, so that one at most is held in both forms."""

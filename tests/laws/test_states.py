@@ -413,6 +413,20 @@ def test_a_rectangle_that_has_become_padding_is_parted() -> None:
     assert same(kind, states, twin)
 
 
+def test_restored_rows_take_the_form_that_suits_them_in_their_first_round() -> None:
+    kind = KINDS["kv in company"]
+    states, inputs = grown(kind, 2, 7)
+    captures, restored, twin = [states.capture(row) for row in range(2)], new(kind, 2), new(KINDS["kv"], 2)
+    run(KINDS["kv"], twin, inputs, [7, 7])
+    for row, capture in enumerate(captures):
+        restored.restore(row, capture)
+    more = fresh(2, 2)
+    run(kind, restored, more, [2, 1])
+    run(KINDS["kv"], twin, more, [2, 1])
+    assert restored.padded
+    assert same(kind, restored, twin)
+
+
 def test_a_rectangle_whose_deepest_row_left_holds_room_for_the_others() -> None:
     kind = KINDS["kv in company"]
     (states, _), (shallow, inputs) = grown(kind, 1, 3 * STEP), grown(kind, 2, 4)
