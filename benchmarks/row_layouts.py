@@ -21,6 +21,7 @@ import mlx.core as mx
 
 from benchmarks.shapes import SHAPES, target_of_shape
 from mlx_dspark.state.base import LayerCapture
+from mlx_dspark.state.layout import Layout
 from mlx_dspark.state.rows import Capture, RowStates
 from mlx_dspark.targets.dense.target import DenseTarget
 
@@ -89,6 +90,7 @@ def main() -> None:
     if args.short:
         args.rows, args.depths, args.widths, args.trials = [1, 4], [256, 1024], [1, 4], 3
     target = target_of_shape(args.shape, bits=args.bits, slim=args.short)
+    target.layout = Layout.LIST
     found = []
     print(f"{args.shape}, {args.bits} bits, {target.spec.layers} layers; milliseconds a round")
     heads = ("rows", "depth", "rows at", "width", *LAYOUTS, "list/rectangle")

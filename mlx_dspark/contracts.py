@@ -56,7 +56,8 @@ class Target(Protocol):
     def spec(self) -> TargetSpec: ...
 
     def new_rows(self, n: int = 1, *, rectangle: bool = False) -> RowStates:
-        """`n` empty rows; `rectangle` holds them in one padded buffer, which pays for many rows."""
+        """`n` empty rows, which lie apart or in one padded buffer as suits rows that come and go; always in
+        one with `rectangle`, which pays for dozens of them."""
         ...
 
     def forward(

@@ -20,6 +20,8 @@ from mlx_dspark.distributed import link
 from mlx_dspark.engine.follow import FollowLoop
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.session import Session
+from mlx_dspark.state import layout as state_layout
+from mlx_dspark.targets.dense import target as dense_target
 
 Case = dict[str, Any]
 
@@ -81,8 +83,15 @@ def die_in_round(number: int) -> None:
     FollowLoop.launch_as_told = dying  # type: ignore[method-assign]
 
 
+def lay_out(layout: str) -> None:
+    """Rows lie so, whatever the device."""
+    for module in (state_layout, dense_target):
+        module.layout_here = lambda: state_layout.Layout(layout)  # type: ignore[attr-defined]
+
+
 def run(case: Case, rank: int) -> Any:
     load = case["load"] | (case.get("load on others", {}) if rank else {})
+    lay_out(case.get("layout", ["list", "list"])[rank])
     if rank and "dies in round" in case:
         die_in_round(case["dies in round"])
     try:

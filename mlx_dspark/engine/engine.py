@@ -25,8 +25,9 @@ class Engine:
     """Generates from one target with at most one drafter (which may be a composition).
 
     `cap` chooses how many drafts are verified; the drafter must be bound to the target already. `rectangle`
-    holds the rows of a batch in one padded buffer, reads prompts together and lets several finished rows
-    leave at once: the better way from some dozens of rows on. `loop` makes the loop, as `VerifyLoop` does.
+    holds the rows of a batch in one padded buffer whatever their depths, reads prompts together and lets
+    several finished rows leave at once: the better way from some dozens of rows on. `loop` makes the loop, as
+    `VerifyLoop` does.
 
     Threads may share an engine: their rounds take turns. But MLX aborts a program at its end when a thread
     that called it ended without `mx.synchronize()` and `mx.clear_streams()`; a `Scheduler` calls it in one
@@ -49,6 +50,7 @@ class Engine:
         self._rectangle = rectangle
         self._turn = Turn()
         self._loop = loop(target, drafter, prefill_chunk=prefill_chunk)
+        assert not rectangle or type(self._loop) is VerifyLoop, "the other processes would not hold one"
 
     def check(self, request: GenerateRequest) -> None:
         """Raises RequestError or ContextOverflow when the request cannot run on this target."""

@@ -18,7 +18,6 @@ from mlx_dspark.engine.loop import Batch, Outcome, Round, VerifyLoop, pending_ar
 from mlx_dspark.foundation.errors import RanksLost
 from mlx_dspark.foundation.events import EngineEvent
 from mlx_dspark.foundation.request import GenerateRequest
-from mlx_dspark.state.rectangle import RectangleKV
 
 
 class LeadLoop(VerifyLoop):
@@ -92,7 +91,6 @@ class LeadBatch(Batch):
     """A batch of rank 0, which has a number by which the others know theirs."""
 
     def __init__(self, batch: Batch, link: Link) -> None:
-        assert not any(isinstance(layer, RectangleKV) for layer in batch.states.layers)
         super().__init__(batch.rows, batch.states, batch.drafting, batch.noise)
         self._link = link
         self.number = next(link.numbers)

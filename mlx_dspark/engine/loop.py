@@ -168,9 +168,13 @@ class VerifyLoop:
         return round_
 
     def may_run_ahead(self, batch: Batch, last: Round) -> bool:
-        """Whether the next round is plain whatever `last` turns out to be, and likely to be needed."""
+        """Whether the next round is plain whatever `last` turns out to be, and likely to be needed.
+
+        Not in a rectangle: writing to its buffer while a round in flight reads it would copy it whole.
+        """
         return (
             self.target.spec.lazy
+            and not batch.states.padded
             and last.drafts is None
             and all(last.wants)
             and all(certain == last.transaction.width for certain in last.certain)

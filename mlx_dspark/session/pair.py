@@ -165,6 +165,7 @@ class _Read:
 def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
     """What must be the same in all processes of a run."""
     from mlx_dspark.distributed.versions import digest, versions
+    from mlx_dspark.state.layout import layout_here
 
     checkpoint = read.checkpoint
     drafting = [str(source) for source in read.drafter.sources] if read.drafter is not None else []
@@ -175,6 +176,7 @@ def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
         "drafter": digest(drafting),
         "context": checkpoint.context,
         "kv_bits": settings.kv_bits,
+        "layout of rows": layout_here().value,
     }
 
 

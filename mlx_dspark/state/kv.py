@@ -115,6 +115,17 @@ class KVState:
     def values(self, buffer: mx.array) -> None:
         self.put_buffer(self._only(), 1, buffer)
 
+    @classmethod
+    def of(cls, rows: Sequence[tuple[mx.array, ...]], attention: Attention) -> KVState:
+        """Rows of these buffers, `()` for one that is empty."""
+        made = cls(0, attention)
+        made._rows = [GrowingRow(buffers) for buffers in rows]
+        return made
+
+    def buffers(self, row: int) -> tuple[mx.array, ...]:
+        """Keys and values of a row, with the room behind them; nothing of one that is empty."""
+        return self._rows[row].buffers
+
     def _only(self) -> int:
         if len(self._rows) > 1:
             raise AttributeError("several rows have buffers of their own")

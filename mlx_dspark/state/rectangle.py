@@ -9,7 +9,7 @@ import mlx.core as mx
 
 from mlx_dspark.kernels.attention import Attention, stock_attention
 from mlx_dspark.state.base import LayerCapture, Span
-from mlx_dspark.state.kv import STEP
+from mlx_dspark.state.kv import STEP, KVState
 
 BLOCK = 32
 """Attention sees multiples of this many positions: where each round had a shape of its own, a GPU would plan
@@ -21,8 +21,8 @@ class RectangleKV:
 
     One attention call serves all rows under a mask, so a layer is one call, however many they are. A round
     writes in place; what copies the buffer (growing, `join`, `select`) is evaluated layer by layer and leaves
-    nothing in MLX's buffer cache, so one layer at most is held twice. Worth it for many rows of similar
-    depth; the states' laws are the same.
+    nothing in MLX's buffer cache, so one layer at most is held twice. Where it is worth it, `layout.py` says;
+    the states' laws are the same.
     """
 
     def __init__(self, n: int = 1, attention: Attention = stock_attention) -> None:
@@ -87,7 +87,9 @@ class RectangleKV:
         self._hold_as(other)
         other._hold_as(self)
         pairs = zip(self.arrays(), other.arrays(), strict=True)
-        self._set([mx.concatenate(list(pair)) for pair in pairs])
+        joined = [mx.concatenate(list(pair)) for pair in pairs]
+        other._keys = other._values = None
+        self._set(joined)
         self._n += other._n
 
     def select(self, rows: Sequence[int]) -> None:
@@ -123,6 +125,38 @@ class RectangleKV:
 
     def arrays(self) -> list[mx.array]:
         return [a for a in (self._keys, self._values) if a is not None]
+
+    # other forms ---------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, rows: KVState, depth: Sequence[int], attention: Attention) -> RectangleKV:
+        """The rows of `rows`, of which row `r` holds `depth[r]` positions, in one buffer."""
+        made = cls(len(depth), attention)
+        filled = [(row, end, rows.buffers(row)) for row, end in enumerate(depth) if end]
+        if filled:
+            buffers = [_room(len(depth), like, max(depth)) for like in filled[0][2]]
+            for row, end, theirs in filled:
+                for mine, each in zip(buffers, theirs, strict=True):
+                    mine[row : row + 1, :, :end] = each[:, :, :end]
+            made._set(buffers)
+        return made
+
+    def apart(self, depth: Sequence[int], attention: Attention) -> KVState:
+        """The rows, of which row `r` holds `depth[r]` positions, each in buffers of its own."""
+        rows: list[tuple[mx.array, ...]] = []
+        for row, end in enumerate(depth):
+            part = slice(row, row + 1), slice(None), slice(_rounded(end, STEP))
+            rows.append(tuple(mx.contiguous(buffer[part]) for buffer in self.arrays()) if end else ())
+        mx.eval(rows)
+        self._keys = self._values = None
+        mx.clear_cache()
+        return KVState.of(rows, attention)
+
+    def fit(self, end: int) -> None:
+        """Hold no room that rows of up to `end` positions do not need."""
+        size = _rounded(end, STEP)
+        if self._keys is not None and size < self._keys.shape[2]:
+            self._set([mx.contiguous(buffer[:, :, :size]) for buffer in self.arrays()])
 
     # buffers -------------------------------------------------------------------------------------
 

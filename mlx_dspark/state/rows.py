@@ -11,6 +11,8 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dspark.state.base import LayerCapture, LayerState, Span
+from mlx_dspark.state.layout import Forms
+from mlx_dspark.state.rectangle import RectangleKV
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +60,25 @@ class RowStates:
     changed, only replaced.
 
     `groups` says how mlx-lm's list of caches is made of the layers, in their order: None is a layer by
-    itself, a number so many of them in a tuple.
+    itself, a number so many of them in a tuple. Where there are `forms`, growing keys and values take the one
+    that suits the rows when rows come or go, and before the first round of what is new or restored; a
+    rectangle that has become padding for the most part is parted before the next round.
     """
 
     def __init__(
-        self, layers: Sequence[LayerState], n: int = 1, *, groups: Sequence[int | None] | None = None
+        self,
+        layers: Sequence[LayerState],
+        n: int = 1,
+        *,
+        groups: Sequence[int | None] | None = None,
+        forms: Forms | None = None,
     ) -> None:
         self.layers = list(layers)
+        self._forms = forms
         self._groups = [None] * len(self.layers) if groups is None else list(groups)
         self.depth = [0] * n
         self._open: deque[Transaction] = deque()
+        self._settled = False
 
     def __len__(self) -> int:
         return len(self.depth)
@@ -76,6 +87,11 @@ class RowStates:
     def cache(self) -> list[Any]:
         """The layers as the list of caches that mlx-lm model code expects."""
         return self.arranged(self.layers)
+
+    @property
+    def padded(self) -> bool:
+        """Whether growing keys and values lie in a rectangle."""
+        return any(isinstance(layer, RectangleKV) for layer in self.layers)
 
     def arranged(self, layers: Sequence[Any]) -> list[Any]:
         """What stands for each layer, as the list of caches that mlx-lm model code expects."""
@@ -88,6 +104,8 @@ class RowStates:
         """Open a transaction of `width` positions per row; at most two may be open."""
         assert width >= 1
         assert len(self._open) < 2, "at most two rounds are in flight"
+        if not self._open:
+            self._lay_out_before_a_round()
         ahead = sum(transaction.width for transaction in self._open)
         span = Span([depth + ahead for depth in self.depth] if ahead else self.depth, width)
         for layer in self.layers:
@@ -129,9 +147,13 @@ class RowStates:
         """Append the rows of `other`, which must not be used afterwards."""
         assert not self._open
         assert not other._open
+        depth = self.depth + other.depth
+        padded = self._to_be_padded(depth)
+        for states in (self, other):
+            states._lay_out(padded=padded)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.join(theirs)
-        self.depth = self.depth + other.depth
+        self.depth = depth
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order."""
@@ -139,15 +161,21 @@ class RowStates:
         for layer in self.layers:
             layer.select(rows)
         self.depth = [self.depth[row] for row in rows]
+        self._lay_out(padded=self._to_be_padded(self.depth))
 
     def replace(self, rows: Sequence[int], other: RowStates) -> None:
         """The rows of `other`, which must not be used afterwards, take these places, in this order."""
         assert not self._open
         assert not other._open
         assert len(rows) == len(other)
+        depth = replaced(self.depth, rows, other.depth)
+        padded = self._to_be_padded(depth)
+        for states in (self, other):
+            if states.padded != padded:
+                states._lay_out(padded=padded)
         for mine, theirs in zip(self.layers, other.layers, strict=True):
             mine.replace(rows, theirs)
-        self.depth = replaced(self.depth, rows, other.depth)
+        self.depth = depth
 
     def capture(self, row: int) -> Capture:
         """The committed content of a row; later writes do not move it."""
@@ -164,6 +192,7 @@ class RowStates:
         assert self.rewindable(capture, depth) == depth
         for layer, kept in zip(self.layers, capture.layers, strict=True):
             layer.restore(row, kept, depth)
+        self._settled = False
         self.depth = replaced(self.depth, [row], [depth])
 
     def rewindable(self, capture: Capture, to: int) -> int:
@@ -175,6 +204,21 @@ class RowStates:
                 reach = layer.rewindable(kept.depth, reach)
                 reach = reach if reach >= kept.least else 0
         return depth
+
+    def _to_be_padded(self, depth: Sequence[int]) -> bool:
+        return self._forms.padded(depth) if self._forms is not None else self.padded
+
+    def _lay_out_before_a_round(self) -> None:
+        padded = self._to_be_padded(self.depth)
+        if padded != self.padded and (self.padded or not self._settled):
+            self._lay_out(padded=padded)
+        self._settled = True
+
+    def _lay_out(self, *, padded: bool) -> None:
+        """Layer by layer, so that one at most is held in both forms."""
+        if self._forms is not None:
+            for index, layer in enumerate(self.layers):
+                self.layers[index] = self._forms.of(layer, self.depth, padded=padded)
 
     def arrays(self) -> list[mx.array]:
         """Every array held, for evaluation."""

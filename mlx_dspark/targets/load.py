@@ -16,6 +16,7 @@ from mlx_dspark.compat.mlx_lm_models import empty_model
 from mlx_dspark.contracts import TargetSpec
 from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.kernels.dispatch import STOCK, CpuWeightsReport, install_cpu_weights
+from mlx_dspark.state.layout import Layout
 from mlx_dspark.state.quantized import cannot_quantize
 from mlx_dspark.targets.dense.parts import body_of, text_model
 from mlx_dspark.targets.dense.target import DenseTarget
@@ -98,14 +99,15 @@ def target_of(
     context: int = 0,
     weights: CpuWeightsReport | None = None,
     kv_bits: int | None = None,
+    layout: Layout | None = None,
 ) -> DenseTarget:
     """The target for an mlx-lm model.
 
     `context` is the most tokens prompt and answer may have together; 0 reads `max_position_embeddings`.
     `weights` reports how the CPU back end holds them, when something was installed; `kv_bits` holds growing
-    keys and values in so many. Raises UnsupportedModel when a layer keeps something that cannot be taken
-    back, or not in few bits, or a width cannot be told, and BadCheckpoint for weights that give no finite
-    logits.
+    keys and values in so many; `layout` is as for DenseTarget. Raises UnsupportedModel when a layer keeps
+    something that cannot be taken back, or not in few bits, or a width cannot be told, and BadCheckpoint for
+    weights that give no finite logits.
     """
     model = text_model(model)
     settings = text_config(config)
@@ -119,7 +121,7 @@ def target_of(
         name=name,
         lazy=weights is None or weights.choice in (None, STOCK),
     )
-    target = DenseTarget(model, spec, plan, weights=weights)
+    target = DenseTarget(model, spec, plan, weights=weights, layout=layout)
     _try_states(target, quantized=kv_bits is not None)
     return target
 

@@ -5,7 +5,7 @@ A family adds a kind by an entry in KINDS, by the class of cache that mlx-lm mak
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ from mlx_dspark.kernels.attention import Attention, masked_attention
 from mlx_dspark.state.base import LayerState
 from mlx_dspark.state.chunked import ChunkedState
 from mlx_dspark.state.kv import KVState
+from mlx_dspark.state.layout import Forms, Layout
 from mlx_dspark.state.quantized import QuantizedKVState, cannot_quantize, check_head_size
-from mlx_dspark.state.rectangle import RectangleKV
 from mlx_dspark.state.recurrent import RecurrentState
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.state.window import WindowState
@@ -156,15 +156,17 @@ class StatePlan:
         for place in dict.fromkeys(kind.place for kind in self._kinds):
             place(model)
 
-    def new_rows(self, n: int, attention: Attention, *, rectangle: bool = False) -> RowStates:
-        """`n` empty rows; `rectangle` holds growing keys and values in padded buffers."""
-
-        def made(maker: Maker) -> LayerState:
-            if rectangle and maker is KVState:
-                return RectangleKV(n, masked_attention())
-            return maker(n, attention)
-
-        return RowStates([made(maker) for maker in self._makers], n, groups=self._groups)
+    def new_rows(
+        self, n: int, attention: Attention, padded: Callable[[Sequence[int]], bool] = Layout.LIST.padded
+    ) -> RowStates:
+        """`n` empty rows. Growing keys and values lie in a rectangle where `padded`, which is first asked in
+        the first round, says so of the depths of all rows; elsewhere `attention` is how they are attended to.
+        """
+        layers = [maker(n, attention) for maker in self._makers]
+        if KVState not in self._makers:
+            return RowStates(layers, n, groups=self._groups)
+        forms = Forms(padded, attention, masked_attention())
+        return RowStates(layers, n, groups=self._groups, forms=forms)
 
 
 def state_plan(model: nn.Module, config: dict[str, Any], *, kv_bits: int | None = None) -> StatePlan:

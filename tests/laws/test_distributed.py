@@ -60,6 +60,13 @@ CASES: dict[str, Case] = {
         "ask": GREEDY | {"repetition_penalty": 1.3, "stop": ["h"]},
     },
     "threads": {"load": {"model": "llama", "max_batch": 2, "max_draft": 2}, "ask": SEEDED, "how": "threads"},
+    "threads, in a rectangle": {
+        "load": {"model": "llama", "max_batch": 3, "max_draft": 2},
+        "ask": SEEDED,
+        "prompts": [*PROMPTS, "three four three four"],
+        "how": "threads",
+        "layout": ["company", "company"],
+    },
     "after a cancelled answer": {"load": {"model": "llama"}, "ask": GREEDY, "how": "cancelled first"},
     "after an interrupted answer": {"load": {"model": "llama"}, "ask": GREEDY, "how": "interrupted first"},
 }
@@ -89,6 +96,11 @@ TROUBLES: dict[str, tuple[Case, str, str]] = {
         {"load": {"model": "llama"}, "load on others": {"model": "qwen3-q8"}},
         "LoadError",
         "Rank 1 has another model config than rank 0",
+    ),
+    "rank 1 lays out rows otherwise": (
+        {"load": {"model": "llama"}, "layout": ["company", "list"]},
+        "LoadError",
+        "Rank 1 has another layout of rows than rank 0",
     ),
     "weights": (
         {"load": {"model": "llama", "cpu_weights": "dense"}},

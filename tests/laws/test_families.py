@@ -19,6 +19,7 @@ from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
+from mlx_dspark.state.layout import Layout
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
@@ -30,6 +31,7 @@ FAMILIES = ["gemma2", "gemma3_text", "gemma4_text", "gpt_oss"]
 PROMPTS = [[(7 * i + 31 * n) % 350 + 5 for i in range(n)] for n in (10, 15, 16, 17, 40)]
 
 families = pytest.mark.parametrize("family", FAMILIES)
+layouts = pytest.mark.parametrize("layout", Layout)
 qualities = pytest.mark.parametrize("right", [1.0, 0.7, 0.0], ids=["always-right", "70%", "always-wrong"])
 
 
@@ -71,9 +73,13 @@ def ids_of(
 
 @families
 @pytest.mark.parametrize("rows", [1, 2, 5])
-@pytest.mark.parametrize("rectangle", [False, True])
-def test_plain_decoding_equals_stock(family: str, rows: int, rectangle: bool) -> None:
-    assert ids_of(family, None, PROMPTS[-rows:], rectangle=rectangle) == truth(family)[-rows:]
+@layouts
+def test_plain_decoding_equals_stock(
+    family: str, rows: int, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_for(family), "layout", layout)
+    together = layout is Layout.RECTANGLE
+    assert ids_of(family, None, PROMPTS[-rows:], rectangle=together) == truth(family)[-rows:]
 
 
 @families
@@ -103,14 +109,21 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("family", OTHERS)
-@pytest.mark.parametrize("rectangle", [False, True])
-def test_what_is_special_to_a_family_is_its_own_codes_to_know(family: str, rectangle: bool) -> None:
+@layouts
+def test_what_is_special_to_a_family_is_its_own_codes_to_know(
+    family: str, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_for(family), "layout", layout)
     for rows, right in ((1, 0.5), (5, 0.7)):
         answers = ids_of(
-            family, scripted(family, right), PROMPTS[-rows:], prefill_chunk=7, rectangle=rectangle
+            family,
+            scripted(family, right),
+            PROMPTS[-rows:],
+            prefill_chunk=7,
+            rectangle=layout is Layout.RECTANGLE,
         )
         assert answers == truth(family)[-rows:]
-    assert target_for(family)._run_together(rectangle=rectangle)
+    assert target_for(family)._run_together(rectangle=layout is not Layout.LIST)
 
 
 # states --------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.kernels.dispatch import install_cpu_weights
+from mlx_dspark.state.layout import Layout
 from mlx_dspark.state.recurrent import RecurrentState
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.targets.gated_delta import rule
@@ -82,12 +83,13 @@ def test_any_draft_at_any_cap_equals_stock(family: str, right: float, cap: int, 
 
 @families
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
-@pytest.mark.parametrize("rectangle", [False, True])
+@pytest.mark.parametrize("layout", Layout)
 def test_plain_rows_of_different_prompts_and_lengths_equal_stock(
-    family: str, rows: int, rectangle: bool
+    family: str, rows: int, layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(target_for(family), "layout", layout)
     prompts, lengths = [4, 0, 3, 1][:rows], [NEW, 9, 17, 30][:rows]
-    engine = Engine(target_for(family), prefill_chunk=7, rectangle=rectangle)
+    engine = Engine(target_for(family), prefill_chunk=7, rectangle=layout is Layout.RECTANGLE)
     expected = [truth(family, i)[:n] for i, n in zip(prompts, lengths, strict=True)]
     assert answers_of(engine, prompts, lengths) == expected
 

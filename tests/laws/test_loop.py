@@ -22,6 +22,7 @@ from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.errors import ContextOverflow, EmptyPrompt, RequestError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Prefilled, Started
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
+from mlx_dspark.state.layout import Layout
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
 from tests.fakes import ScriptedDrafter, TextOracle, stock_greedy
@@ -107,7 +108,11 @@ def test_any_draft_at_any_cap_equals_stock(family: str, right: float, rows: int,
 
 @families
 @qualities
-def test_ragged_drafts_and_rows_that_end_at_different_rounds_equal_stock(family: str, right: float) -> None:
+@pytest.mark.parametrize("layout", [Layout.LIST, Layout.COMPANY])
+def test_ragged_drafts_and_rows_that_end_at_different_rounds_equal_stock(
+    family: str, right: float, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(target_for(family), "layout", layout)
     lengths = [3, NEW, 17, 9]
     drafter = scripted(family, right, ragged=True)
     answers = ids_of(target_for(family), drafter, FixedCaps({"scripted": 6}), PROMPTS, new=lengths)

@@ -21,6 +21,7 @@ from mlx_dspark.foundation.request import GenerateRequest, SamplingParams, StopC
 from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
 from mlx_dspark.session import Result, Session
 from mlx_dspark.session.pair import Parts
+from mlx_dspark.state.layout import Layout
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
 from tests.tiny import tiny_config, tiny_llama, tiny_tokenizer
@@ -57,8 +58,9 @@ class StopAfter:
 
 
 @cache
-def target() -> DenseTarget:
-    return target_of(tiny_llama(seed=2, tie_word_embeddings=True), tiny_config("llama"), context=256)
+def target(layout: Layout = Layout.LIST) -> DenseTarget:
+    model = tiny_llama(seed=2, tie_word_embeddings=True)
+    return target_of(model, tiny_config("llama"), context=256, layout=layout)
 
 
 def lookup() -> LookupDrafter:
@@ -117,13 +119,13 @@ SUPPLY = [
 """Neighbours of every setting."""
 
 
-def assert_as_alone(requests: Sequence[GenerateRequest], drafts: int) -> None:
+def assert_as_alone(requests: Sequence[GenerateRequest], drafts: int, layout: Layout) -> None:
     """With neighbours before, between and after them, of other settings."""
     drafter = lookup() if drafts else None
     mixed = [
         each for i, request in enumerate(requests) for each in (request, *SUPPLY[i :: len(requests)][:4])
     ]
-    with Scheduler(target(), drafter, cap=FixedCaps({"lookup": drafts}), max_rows=6) as engine:
+    with Scheduler(target(layout), drafter, cap=FixedCaps({"lookup": drafts}), max_rows=6) as engine:
         streams = [engine.submit(fresh(request)) for request in mixed]
         for request, stream in zip(mixed, streams, strict=True):
             got, wanted = answer(stream), answer(Engine(target()).stream(fresh(request)))
@@ -131,15 +133,16 @@ def assert_as_alone(requests: Sequence[GenerateRequest], drafts: int) -> None:
             assert got[3] == pytest.approx(wanted[3], abs=1e-3)
 
 
-drafting = pytest.mark.parametrize("drafts", [0, 4])
+drafting = pytest.mark.parametrize(
+    ("drafts", "layout"), [(0, Layout.LIST), (4, Layout.LIST), (4, Layout.COMPANY)]
+)
 
 
 @drafting
 @pytest.mark.parametrize("field", [each.name for each in fields(SamplingParams)])
-def test_every_sampling_option_holds_among_others(field: str, drafts: int) -> None:
-    assert_as_alone(
-        [GenerateRequest(PROMPTS[i], NEW, each) for i, each in enumerate(SAMPLING[field])], drafts
-    )
+def test_every_sampling_option_holds_among_others(field: str, drafts: int, layout: Layout) -> None:
+    requests = [GenerateRequest(PROMPTS[i], NEW, each) for i, each in enumerate(SAMPLING[field])]
+    assert_as_alone(requests, drafts, layout)
 
 
 @pytest.mark.parametrize("field", [each.name for each in fields(SamplingParams)])
@@ -158,8 +161,8 @@ def test_every_option_under_test_changes_an_answer(field: str) -> None:
 
 @drafting
 @pytest.mark.parametrize("field", [each.name for each in fields(GenerateRequest)])
-def test_every_request_option_holds_among_others(field: str, drafts: int) -> None:
-    assert_as_alone(requests_with(field), drafts)
+def test_every_request_option_holds_among_others(field: str, drafts: int, layout: Layout) -> None:
+    assert_as_alone(requests_with(field), drafts, layout)
 
 
 SETTINGS: dict[str, Any] = {

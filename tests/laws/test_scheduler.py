@@ -28,6 +28,7 @@ from mlx_dspark.engine.stream import Stream
 from mlx_dspark.foundation.errors import ContextOverflow, RequestError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Prefilled, Started, Trouble
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
+from mlx_dspark.state.layout import Layout
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
 from tests.fakes import ScriptedDrafter, TextOracle
@@ -52,8 +53,9 @@ SAMPLERS = [
 
 
 @lru_cache
-def target() -> DenseTarget:
-    return target_of(tiny_llama(seed=2, tie_word_embeddings=True), tiny_config("llama"), context=512)
+def target(layout: Layout = Layout.LIST) -> DenseTarget:
+    model = tiny_llama(seed=2, tie_word_embeddings=True)
+    return target_of(model, tiny_config("llama"), context=512, layout=layout)
 
 
 def request(i: int, new: int = 20) -> GenerateRequest:
@@ -108,25 +110,28 @@ DRAFTING: dict[str, Callable[[], tuple[Drafter | None, Any]]] = {
     ),
 }
 drafting = pytest.mark.parametrize("how", DRAFTING)
+layouts = pytest.mark.parametrize("layout", [Layout.LIST, Layout.COMPANY])
 
 
-def scheduler(how: str = "plain", **options: Any) -> Scheduler:
+def scheduler(how: str = "plain", layout: Layout = Layout.LIST, **options: Any) -> Scheduler:
     drafter, cap = DRAFTING[how]()
-    return Scheduler(target(), drafter, cap=cap, **options)
+    return Scheduler(target(layout), drafter, cap=cap, **options)
 
 
+@layouts
 @drafting
 @pytest.mark.parametrize("max_rows", [1, 2, 8])
-def test_every_request_gets_what_it_gets_alone(how: str, max_rows: int) -> None:
-    with scheduler(how, max_rows=max_rows) as engine:
+def test_every_request_gets_what_it_gets_alone(how: str, max_rows: int, layout: Layout) -> None:
+    with scheduler(how, layout, max_rows=max_rows) as engine:
         streams = [engine.submit(request(i)) for i in range(20)]
         assert [answer(stream) for stream in streams] == [alone(i) for i in range(20)]
 
 
+@layouts
 @drafting
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_members_join_and_leave_in_any_order(how: str, data: st.DataObject) -> None:
+def test_members_join_and_leave_in_any_order(how: str, layout: Layout, data: st.DataObject) -> None:
     """Requests of any length come at any token of the others, and some are cancelled at any token."""
     plan = data.draw(
         st.lists(
@@ -137,7 +142,7 @@ def test_members_join_and_leave_in_any_order(how: str, data: st.DataObject) -> N
             max_size=6,
         )
     )
-    with scheduler(how, max_rows=data.draw(st.integers(1, 5)), prefill_chunk=7) as engine:
+    with scheduler(how, layout, max_rows=data.draw(st.integers(1, 5)), prefill_chunk=7) as engine:
         streams, taken = [], []
         for which, new, wait, _ in plan:
             streams.append(engine.submit(request(which, new)))
@@ -215,13 +220,34 @@ def test_requests_that_meet_share_their_rounds_and_never_exceed_the_limit() -> N
     assert max(report.rows for report in reports) == 3
 
 
+def test_rows_in_company_lie_in_a_rectangle_and_a_row_alone_by_itself() -> None:
+    """Rounds of the rows that run, while others join, leave and come back."""
+    lies: set[tuple[bool, int]] = set()
+    failing: Any = Failing(lambda tokens, depth: False, Layout.COMPANY)
+    forward = failing.forward
+
+    def watched(tokens: mx.array, rows: Any, **options: Any) -> Any:
+        lies.add((rows.padded, len(rows)))
+        return forward(tokens, rows, **options)
+
+    failing.forward = watched
+    with Scheduler(failing, max_rows=3) as engine:
+        held = Hold(engine)
+        streams = {i: engine.submit(request(i, 5 + 9 * i)) for i in range(5)}
+        held.release()
+        assert {i: answer(stream) for i, stream in streams.items()} == {
+            i: alone(i, 5 + 9 * i) for i in streams
+        }
+    assert lies == {(False, 1), (True, 2), (True, 3)}
+
+
 @pytest.mark.parametrize("how", [how for how in DRAFTING if "live" not in how])
 def test_one_request_has_the_events_of_an_engine(how: str) -> None:
     """The same kinds in the same order, the same rounds, and rounds launched ahead. Live caps follow the
     clock, and are left out."""
     drafter, cap = DRAFTING[how]()
     wanted = list(Engine(target(), drafter, cap=cap, prefill_chunk=16).stream(request(2)))
-    with scheduler(how, max_rows=4, prefill_chunk=16) as engine:
+    with scheduler(how, Layout.COMPANY, max_rows=4, prefill_chunk=16) as engine:
         got = events_of(engine.submit(request(2)))
     assert [shape(event) for event in got] == [shape(event) for event in wanted]
     if how == "plain":
@@ -293,8 +319,9 @@ def events_after_cancelling(engine: Scheduler, stream: Stream) -> int:
     return len(events_of(stream)) - 1 - backlog
 
 
-def test_dropped_and_closed_streams_leave_the_batch_and_free_its_memory() -> None:
-    with scheduler("plain", max_rows=4) as engine:
+@layouts
+def test_dropped_and_closed_streams_leave_the_batch_and_free_its_memory(layout: Layout) -> None:
+    with scheduler("plain", layout, max_rows=4) as engine:
         answer(engine.submit(request(0)))
         mx.clear_cache()
         before = mx.get_active_memory()
@@ -336,9 +363,9 @@ def test_a_stop_check_that_raises_fails_its_own_row(how: str, at: int) -> None:
 class Failing:
     """The tiny target, whose forward raises where `when` says so of the tokens fed and the depths."""
 
-    def __init__(self, when: Callable[[mx.array, list[int]], bool]) -> None:
+    def __init__(self, when: Callable[[mx.array, list[int]], bool], layout: Layout = Layout.LIST) -> None:
         self.spec = target().spec
-        self.new_rows = target().new_rows
+        self.new_rows = target(layout).new_rows
         self.when = when
 
     def forward(self, tokens: mx.array, rows: Any, **options: Any) -> Any:
@@ -389,10 +416,11 @@ def outcome(stream: Stream) -> tuple[list[EngineEvent], Exception | None]:
 
 
 @pytest.mark.usefixtures("troubles")
+@layouts
 @pytest.mark.parametrize("deepest", [30, 41, 45, 55])
-def test_a_row_that_makes_every_forward_raise_fails_alone(deepest: int) -> None:
+def test_a_row_that_makes_every_forward_raise_fails_alone(deepest: int, layout: Layout) -> None:
     """Request 2 is the only one that gets so deep, while its prompt is read or later."""
-    failing: Any = Failing(lambda tokens, depth: max(depth) + tokens.shape[1] > deepest)
+    failing: Any = Failing(lambda tokens, depth: max(depth) + tokens.shape[1] > deepest, layout)
     with Scheduler(failing, max_rows=4, prefill_chunk=8) as engine:
         held = Hold(engine)
         streams = {i: engine.submit(request(i)) for i in (3, 2, 1, 0)}
@@ -403,8 +431,9 @@ def test_a_row_that_makes_every_forward_raise_fails_alone(deepest: int) -> None:
         assert {i: answer(stream) for i, stream in streams.items()} == {i: alone(i) for i in streams}
 
 
-def test_short_prompts_that_meet_are_read_together() -> None:
-    with scheduler("70%", max_rows=6) as engine:
+@layouts
+def test_short_prompts_that_meet_are_read_together(layout: Layout) -> None:
+    with scheduler("70%", layout, max_rows=6) as engine:
         held = Hold(engine)
         streams = [engine.submit(request(i)) for i in (1, 3, 5, 7, 9)]
         held.release()
@@ -512,9 +541,17 @@ def test_an_engine_may_be_closed_from_its_own_thread() -> None:
     assert not engine.running
 
 
-@pytest.mark.parametrize("how", ["plain", "lookup, live caps", "always right"])
-def test_many_threads_with_random_drops_neither_mix_nor_hang_nor_leak(how: str) -> None:
-    with scheduler(how, max_rows=6, prefill_chunk=7) as engine:
+@pytest.mark.parametrize(
+    ("how", "layout"),
+    [
+        ("plain", Layout.LIST),
+        ("lookup, live caps", Layout.LIST),
+        ("lookup, live caps", Layout.COMPANY),
+        ("always right", Layout.LIST),
+    ],
+)
+def test_many_threads_with_random_drops_neither_mix_nor_hang_nor_leak(how: str, layout: Layout) -> None:
+    with scheduler(how, layout, max_rows=6, prefill_chunk=7) as engine:
         answer(engine.submit(request(0)))
         assert engine.wait(DEADLINE)
         mx.clear_cache()

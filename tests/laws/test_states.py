@@ -17,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.base import create_causal_mask
 
-from mlx_dspark.kernels.attention import RowArrays, rowwise, stock_attention
+from mlx_dspark.kernels.attention import RowArrays, grouped_attention, rowwise, stock_attention
 from mlx_dspark.state.base import Span
 from mlx_dspark.state.kv import STEP, KVState
+from mlx_dspark.state.layout import MOST, Forms, Layout
 from mlx_dspark.state.quantized import GROUP, QuantizedKVState
 from mlx_dspark.state.rectangle import RectangleKV
 from mlx_dspark.state.recurrent import RecurrentState
@@ -33,12 +34,14 @@ HEADS, DIM = 2, 4
 @dataclass(frozen=True)
 class Kind:
     """`feed(state, inputs [rows, width])` writes inside an open transaction; `held(state, row, depth)`
-    reads. `rounded`: what is held depends in its last bits on the widths it was fed in."""
+    reads. `rounded`: what is held depends in its last bits on the widths it was fed in. `layout`: rows take
+    the form that it says."""
 
     new: Callable[[int], Any]
     feed: Callable[[Any, list[list[int]]], None]
     held: Callable[[Any, int, int], list[mx.array]]
     rounded: bool = False
+    layout: Layout | None = None
 
 
 def _kv_inputs(inputs: list[list[int]]) -> tuple[mx.array, mx.array]:
@@ -90,6 +93,12 @@ KINDS = {
         feed=lambda state, inputs: state.update_and_fetch(*_kv_inputs(inputs)) and None,
         held=_kv_held,
     ),
+    "kv in company": Kind(
+        new=KVState,
+        feed=lambda state, inputs: state.update_and_fetch(*_kv_inputs(inputs)) and None,
+        held=_kv_held,
+        layout=Layout.COMPANY,
+    ),
     "kv in 8 bits": _quantized(8),
     "kv in 4 bits": _quantized(4),
     "window": _window(3),
@@ -122,7 +131,8 @@ def run(kind: Kind, states: RowStates, inputs: list[list[int]], keep: list[int])
 
 
 def new(kind: Kind, rows: int, layers: int = 2) -> RowStates:
-    return RowStates([kind.new(rows) for _ in range(layers)], rows)
+    forms = kind.layout and Forms(kind.layout.padded, stock_attention, grouped_attention)
+    return RowStates([kind.new(rows) for _ in range(layers)], rows, forms=forms)
 
 
 def same(kind: Kind, a: RowStates, b: RowStates, rows: list[tuple[int, int]] | None = None) -> bool:
@@ -351,6 +361,104 @@ def test_misuse_is_caught(kind: Kind) -> None:
         two.commit([1])
     two.commit([0])
     assert states.depth == [4]
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_rows_that_come_and_go_hold_what_rows_apart_hold_in_little_more_room(data: st.DataObject) -> None:
+    """A row alone lies by itself, others in a rectangle, unless that is padding for the most part."""
+    depths = st.integers(0, 6) | st.integers(STEP - 2, STEP + 2) | st.just(4 * STEP)
+    kind, apart = KINDS["kv in company"], KINDS["kv"]
+    states, twin = new(kind, 1, 1), new(apart, 1, 1)
+    for _ in range(data.draw(st.integers(1, 4))):
+        n, depth = data.draw(st.integers(1, 3)), data.draw(depths)
+        comers, twins, inputs = new(kind, n, 1), new(apart, n, 1), fresh(n, depth)
+        for which, those in ((kind, comers), (apart, twins)):
+            if depth:
+                run(which, those, inputs, [depth] * n)
+        how = data.draw(st.sampled_from(["join", "join and leave", "replace"][: 2 + (n <= len(states))]))
+        order = data.draw(st.permutations(range(len(states) + n * (how != "replace"))))
+        for each, those in ((states, comers), (twin, twins)):
+            if how == "replace":
+                each.replace(order[:n], those)
+                continue
+            each.join(those)
+            if how == "join and leave":
+                each.select(order[len(order) // 2 :])
+        assert same(kind, states, twin)
+        room = sum(array.nbytes for array in twin.arrays())
+        assert how == "replace" or sum(array.nbytes for array in states.arrays()) <= MOST * room
+        assert states.padded is Layout.COMPANY.padded(states.depth)
+        assert states.padded or len(states) == 1 or len(states) > MOST
+        block = fresh(len(states), 3)
+        keep = data.draw(st.lists(st.integers(0, 3), min_size=len(states), max_size=len(states)))
+        run(kind, states, block, keep)
+        run(apart, twin, block, keep)
+        assert same(kind, states, twin)
+        layer: Any = states.layers[0]
+        assert layer.attention is (grouped_attention if states.padded else stock_attention)
+
+
+def test_a_rectangle_that_has_become_padding_is_parted() -> None:
+    kind = KINDS["kv in company"]
+    (states, begun), twin, block = grown(kind, 3, 4), new(KINDS["kv"], 3), fresh(3, 4 * STEP)
+    run(kind, states, block, [4 * STEP, 1, 0])
+    assert states.padded
+    for inputs, keep in ((begun, [4] * 3), (block, [4 * STEP, 1, 0])):
+        run(KINDS["kv"], twin, inputs, keep)
+    more = fresh(3, 2)
+    run(kind, states, more, [2, 1, 0])
+    run(KINDS["kv"], twin, more, [2, 1, 0])
+    assert not states.padded
+    assert same(kind, states, twin)
+
+
+def test_restored_rows_take_the_form_that_suits_them_in_their_first_round() -> None:
+    kind = KINDS["kv in company"]
+    states, inputs = grown(kind, 2, 7)
+    captures, restored, twin = [states.capture(row) for row in range(2)], new(kind, 2), new(KINDS["kv"], 2)
+    run(KINDS["kv"], twin, inputs, [7, 7])
+    for row, capture in enumerate(captures):
+        restored.restore(row, capture)
+    more = fresh(2, 2)
+    run(kind, restored, more, [2, 1])
+    run(KINDS["kv"], twin, more, [2, 1])
+    assert restored.padded
+    assert same(kind, restored, twin)
+
+
+def test_a_rectangle_whose_deepest_row_left_holds_room_for_the_others() -> None:
+    kind = KINDS["kv in company"]
+    (states, _), (shallow, inputs) = grown(kind, 1, 3 * STEP), grown(kind, 2, 4)
+    states.join(shallow)
+    assert states.padded
+    states.select([2, 1])
+    assert states.padded
+    assert [array.shape[2] for array in states.arrays()] == [STEP] * 4
+    twin = new(KINDS["kv"], 2)
+    run(KINDS["kv"], twin, inputs[::-1], [4, 4])
+    assert same(kind, states, twin)
+
+
+@pytest.mark.parametrize("change", ["join", "leave", "join in a rectangle", "leave for a list"])
+def test_rows_that_come_and_go_hold_one_layer_twice_at_most(change: str) -> None:
+    kind, layers, depth = KINDS["kv in company"], 16, 8 * STEP
+    states, first, other = (new(kind, rows, layers) for rows in (3 if "leave" in change else 1, 1, 1))
+    for each in (states, first, other):
+        run(kind, each, fresh(len(each), depth), [depth] * len(each))
+        mx.eval(each.arrays())
+    if change == "join in a rectangle":
+        states.join(first)
+    del first
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    held = mx.get_active_memory()
+    if "join" in change:
+        states.join(other)
+    else:
+        states.select([1] if "list" in change else [2, 0])
+    layer = sum(array.nbytes for array in states.arrays()) // layers
+    assert mx.get_peak_memory() - held <= 2 * layer
 
 
 def test_one_row_hands_model_code_plain_arrays_and_several_hand_it_rows() -> None:

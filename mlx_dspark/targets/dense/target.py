@@ -18,8 +18,8 @@ from mlx_dspark.kernels.attention import (
 )
 from mlx_dspark.kernels.dispatch import CpuWeightsReport
 from mlx_dspark.state.alone import rows_alone
+from mlx_dspark.state.layout import Layout, layout_here
 from mlx_dspark.state.quantized import GROUP, QuantizedKVState
-from mlx_dspark.state.rectangle import RectangleKV
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.targets.dense.parts import find_parts
 from mlx_dspark.targets.dense.together import rows_run_together
@@ -32,7 +32,7 @@ class DenseTarget:
 
     The model's own forward computes everything. Where its vocabulary head is a separate last step (checked at
     construction on real numbers), only the positions asked for go through it. `weights` reports how the CPU
-    back end holds them.
+    back end holds them; `layout` is how its rows lie, by default as MLX's default device wants it.
     """
 
     def __init__(
@@ -42,10 +42,12 @@ class DenseTarget:
         plan: StatePlan,
         *,
         weights: CpuWeightsReport | None = None,
+        layout: Layout | None = None,
     ) -> None:
         self.model: Any = model
         self.spec = spec
         self.report = weights
+        self.layout = layout if layout is not None else layout_here()
         self._attention = stock_attention if spec.lazy else cpu_attention()
         self._plan = plan
         self._together: dict[bool, bool] = {}
@@ -78,8 +80,12 @@ class DenseTarget:
             ) from error
 
     def new_rows(self, n: int = 1, *, rectangle: bool = False) -> RowStates:
-        rectangle = rectangle and self._run_together(rectangle=True)
-        return self._plan.new_rows(n, self._attention, rectangle=rectangle)
+        layout = Layout.RECTANGLE if rectangle else self.layout
+        return self._plan.new_rows(
+            n,
+            self._attention,
+            lambda depth: layout.padded(depth) and self._run_together(rectangle=True),
+        )
 
     def forward(
         self,
@@ -90,7 +96,7 @@ class DenseTarget:
         logits: Logits | mx.array = Logits.ALL,
     ) -> Forward:
         """As the protocol says. Where the model's code does not take several rows, they run one by one."""
-        if len(rows) == 1 or _is_rectangle(rows) or self._run_together(rectangle=False):
+        if len(rows) == 1 or rows.padded or self._run_together(rectangle=False):
             return self._run(tokens, rows.cache, taps, logits)
         outs = [
             self._run(
@@ -141,10 +147,11 @@ class DenseTarget:
         """Whether the model's code takes several rows, found out when it is first asked."""
         known = self._together.get(rectangle)
         if known is None:
+            layout = Layout.RECTANGLE if rectangle else Layout.LIST
             with self._taps.recording(()):
                 known = rows_run_together(
                     lambda tokens, rows: self.model(tokens, cache=rows.cache),
-                    lambda n: self._plan.new_rows(n, self._attention, rectangle=rectangle),
+                    lambda n: self._plan.new_rows(n, self._attention, layout.padded),
                     self.spec.vocab,
                 )
             self._together[rectangle] = known
@@ -213,10 +220,6 @@ def _positions(values: mx.array, wanted: Logits | mx.array) -> mx.array | None:
     if isinstance(wanted, mx.array):
         return mx.take_along_axis(values, wanted[:, :, None], axis=1)
     return {Logits.ALL: values, Logits.LAST: values[:, -1:], Logits.NONE: None}[wanted]
-
-
-def _is_rectangle(rows: RowStates) -> bool:
-    return any(isinstance(layer, RectangleKV) for layer in rows.layers)
 
 
 def _joined(parts: list[mx.array | None]) -> mx.array | None:
