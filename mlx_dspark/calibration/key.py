@@ -31,8 +31,8 @@ def describe(
 
     `name` is for people and counts for nothing. `target` and `drafter` are fingerprints of their content,
     that of a drafter without weights empty; `quantization` says how both are held, `sources` what drafts:
-    (name, most drafts, sizes its own drafts); `states` are the kinds of states, those with few bits named so;
-    `kernels` the kernels placed, with their versions.
+    (name, most drafts, sizes its own drafts); `states` are the kinds of states, those with few bits named so,
+    and how rows lie; `kernels` the kernels placed, with their versions.
     """
     facts = {
         NAME: name,

@@ -110,7 +110,7 @@ def pair_facts(
             "drafter_window": settings.drafter_window,
         },
         sources=[(each.name, each.max_draft, each.own_length) for each in drafter.sources],
-        states=target.state_kinds,
+        states=(*target.state_kinds, f"rows as {target.layout.value}"),
         kernels=kernel_set(target.report),
     )
 
