@@ -34,6 +34,7 @@ from tests.tiny_gguf import save_tiny_gguf
 ROOT = Path(__file__).parents[2]
 SHIPPED = shipped.HOME / default_model.NAME
 FILES = {"README.md", "config.json", "model.safetensors", "targets.json"}
+CONTENTS = ("chat", "code", "math")
 MOST_BYTES = 16_000_000
 LEAST_ACCEPT_LENGTH = 2.0
 """Mean over three prompts at the whole block. A wrong slot, rope or tap brings a good drafter to about 1."""
@@ -143,7 +144,9 @@ def test_the_default_model_has_one() -> None:
     weights = default_model.WEIGHTS
     assert {path.name for path in SHIPPED.iterdir()} == FILES
     listed = json.loads((SHIPPED / "targets.json").read_text())
-    assert {"size_bytes": weights.size_bytes, "sha256": weights.sha256} in listed
+    assert (weights.size_bytes, weights.sha256) in [(each["size_bytes"], each["sha256"]) for each in listed]
+    drafter = read_drafter(SHIPPED)
+    assert all(len(each["acceptance"]) == drafter.config.block_size for each in listed)
 
 
 def test_it_is_small() -> None:
@@ -172,6 +175,7 @@ def test_wheel_and_source_distribution_hold_it(tmp_path: Path) -> None:
     with tarfile.open(source) as archive:
         packed_source = {name.partition("/")[2] for name in archive.getnames()}
     wanted = {f"mlx_dspark/catalog/shipped/{default_model.NAME}/{name}" for name in FILES}
+    wanted |= {f"mlx_dspark/bench/prompts/{name}.jsonl" for name in CONTENTS}
     assert wanted <= packed
     assert wanted <= packed_source
 
@@ -182,9 +186,8 @@ def test_it_drafts_what_the_model_says() -> None:
     assert isinstance(loaded.drafter, BlockDrafter)
     prompts = [
         encode_prompt(loaded.tokenizer, json.loads(path.read_text().splitlines()[0])["prompt"])
-        for path in sorted((ROOT / "benchmarks" / "prompts").glob("*.jsonl"))
+        for path in (ROOT / "mlx_dspark" / "bench" / "prompts" / f"{name}.jsonl" for name in CONTENTS)
     ]
-    assert len(prompts) == 3
     evaluation = evaluate(
         loaded.target,
         loaded.drafter,
