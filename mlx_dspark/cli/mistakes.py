@@ -28,6 +28,8 @@ def explained(error: CycloptsError, commands: Sequence[str]) -> UsageError:
             return UsageError(f"There is no command {shown(word)}.", suggestion(word, commands) or _ask(word))
         case UnusedCliTokensError(unused_tokens=[word, *_]):
             advice = _ask(word) if chain in ("", " generate") else help_hint
+            if chain in (" benchmark", " race"):
+                advice = f"Commas keep the values of one flag together, as in --caps derived,3. {advice}"
             return UsageError(f"{shown(word)} belongs to no flag.", advice)
         case UnknownOptionError():
             return _unknown_flag(error, help_hint)

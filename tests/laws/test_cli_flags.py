@@ -157,6 +157,7 @@ REFUSED = [
     (["--system", "\udcff"], "UTF-8"),
     (["demo", "--mode", "baseline"], "--mode"),
     (["benchmark", "--mode", "lookup"], "--mode"),
+    (["benchmark", "--modes", "dspark", "lookup"], "Commas"),
     (["benchmark", "--modes", "lookup,lookup"], "--modes"),
     (["benchmark", "--modes", "dsprk"], "--modes"),
     (["benchmark", "--caps", "auto,many"], "--caps"),
