@@ -3,37 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from mlx_dspark.bench.chart import Bar
-from mlx_dspark.foundation.bench_settings import PICTURES, TERMINAL
-from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.pictures import save_picture
 
 _INCHES_PER_BAR = 0.32
-
-
-def check_plot(plot: str | None) -> None:
-    """Raises UsageError where nothing can be drawn there: asked before anything is measured."""
-    if plot is None or plot == TERMINAL:
-        return
-    path = Path(plot)
-    if path.suffix.lower() not in PICTURES:
-        raise UsageError(
-            f"plot is {plot!r}, which is neither {TERMINAL} nor a {', '.join(PICTURES)} file.",
-            f"Write --plot {TERMINAL}, or --plot {path.stem or 'rates'}.png.",
-            field="plot",
-        )
-    if not path.expanduser().absolute().parent.is_dir():
-        raise UsageError(
-            f"plot is {plot!r}, and its folder does not exist.", "Make it, or name another.", field="plot"
-        )
-    if not _installed():
-        raise UsageError(
-            f"plot is {plot!r}, and matplotlib, which draws pictures, is not installed.",
-            f"Install it with: pip install 'mlx-dspark[plot]', or use --plot {TERMINAL}.",
-            field="plot",
-        )
 
 
 def save_chart(bars: Sequence[Bar], path: Path, *, title: str, unit: str) -> None:
@@ -58,13 +33,4 @@ def save_chart(bars: Sequence[Bar], path: Path, *, title: str, unit: str) -> Non
     axes.margins(x=0.12)
     axes.set_xlabel(unit)
     axes.set_title(title)
-    try:
-        figure.savefig(path.expanduser(), dpi=150)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}.", "Name another file.", field="plot"
-        ) from error
-
-
-def _installed() -> bool:
-    return find_spec("matplotlib") is not None
+    save_picture(figure, path)

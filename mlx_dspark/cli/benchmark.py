@@ -18,6 +18,7 @@ from mlx_dspark.cli.streams import require_output
 from mlx_dspark.foundation.bench_settings import BASELINE, MLX_LM, TERMINAL, BenchmarkSettings
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.lists import Drafting
+from mlx_dspark.foundation.pictures import check_picture
 from mlx_dspark.foundation.settings import LoadSettings
 
 if TYPE_CHECKING:
@@ -36,14 +37,13 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     from mlx_dspark.bench.cases import cases_of, contents_of
     from mlx_dspark.bench.gap import logit_gap
     from mlx_dspark.bench.machine import about_machine, state_now
-    from mlx_dspark.bench.picture import check_plot
     from mlx_dspark.bench.suite import judge, measure
     from mlx_dspark.bench.summary import lines
     from mlx_dspark.session.calibrate import calibrated
     from mlx_dspark.session.pair import load_parts
 
     refuse_ranks("benchmark")
-    check_plot(settings.plot)
+    check_picture(settings.plot, stem="rates", besides=TERMINAL)
     _refuse_unused(settings)
     contents = contents_of(settings)
     require_output()

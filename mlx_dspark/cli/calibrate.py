@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from mlx_dspark.calibration.store import CalibrationStore
-from mlx_dspark.cli.curve_picture import check_picture, save_picture
+from mlx_dspark.cli.curve_picture import save_curves
 from mlx_dspark.cli.curves import cap_table, summary, told, verify_table
 from mlx_dspark.cli.ranks import refuse_ranks
 from mlx_dspark.cli.show import Progress, note
@@ -19,6 +19,7 @@ from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
+from mlx_dspark.foundation.pictures import check_picture
 from mlx_dspark.foundation.settings import LoadSettings
 
 NOT_BELIEVED = 2
@@ -32,7 +33,7 @@ def calibrate(own: CalibrateSettings, loading: LoadSettings) -> int:
         raise UsageError(
             "force is set, and --show measures nothing.", "Leave one of the two out.", field="force"
         )
-    check_picture(own.plot)
+    check_picture(own.plot, stem="curves")
     require_output()
     return _show(own, loading) if own.show else _measure(own, loading)
 
@@ -114,7 +115,7 @@ def _print(
             _print_tables(about, curves, doubt, recorded)
     if own.plot is not None:
         about, curves, _ = known[-1]
-        save_picture(curves, Path(own.plot), title=_title(about))
+        save_curves(curves, Path(own.plot), title=_title(about))
         note(f"Wrote {own.plot}.")
 
 

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 from mlx_dspark.calibration.shape import knee, verify_curve
 from mlx_dspark.cli.curves import ACCEPTANCE, rates
-from mlx_dspark.foundation.calibrate_settings import PICTURES
 from mlx_dspark.foundation.curves import CostCurves
-from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.pictures import save_picture
 
 
-def check_picture(plot: str | None) -> None:
-    """Raises UsageError where no picture can be drawn there: asked before anything is measured."""
-    if plot is None:
-        return
-    path = Path(plot)
-    if path.suffix.lower() not in PICTURES:
-        raise UsageError(
-            f"plot is {plot!r}, which is no {', '.join(PICTURES)} file.",
-            f"Write --plot {path.stem or 'curves'}.png.",
-            field="plot",
-        )
-    if not path.expanduser().absolute().parent.is_dir():
-        raise UsageError(
-            f"plot is {plot!r}, and its folder does not exist.", "Make it, or name another.", field="plot"
-        )
-    if find_spec("matplotlib") is None:
-        raise UsageError(
-            f"plot is {plot!r}, and matplotlib, which draws pictures, is not installed.",
-            "Install it with: pip install 'mlx-dspark[plot]', or leave --plot out.",
-            field="plot",
-        )
-
-
-def save_picture(curves: CostCurves, path: Path, *, title: str) -> None:
+def save_curves(curves: CostCurves, path: Path, *, title: str) -> None:
     """Verify cost by width on the left, predicted rates by cap on the right, one panel for each drafter.
 
     Raises UsageError where it cannot be written.
@@ -59,9 +34,4 @@ def save_picture(curves: CostCurves, path: Path, *, title: str) -> None:
     for axes in (costs, *gains):
         axes.legend(fontsize=8)
     figure.suptitle(title)
-    try:
-        figure.savefig(path.expanduser(), dpi=150)
-    except OSError as error:
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror or error}.", "Name another file.", field="plot"
-        ) from error
+    save_picture(figure, path)

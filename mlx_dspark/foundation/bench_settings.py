@@ -9,13 +9,13 @@ from typing import Annotated
 
 from mlx_dspark.foundation.knobs import About, Choice, Number, Settings, Switch, Whole, Words
 from mlx_dspark.foundation.lists import Caps, Drafting, Draftings, Listed, Sizes
+from mlx_dspark.foundation.pictures import PICTURES
 from mlx_dspark.foundation.settings import DEFAULT_MODEL
 
 DRAFTING_MODES = ("auto", "dspark", "dflash", "lookup")
 BASELINE, CONTROL = "baseline", "control"
 MLX_LM = "mlx-lm"
 TERMINAL = "terminal"
-PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)

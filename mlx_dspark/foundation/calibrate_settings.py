@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mlx_dspark.foundation.knobs import About, Settings, Switch, Words
-
-PICTURES = (".png", ".svg", ".pdf")
+from mlx_dspark.foundation.pictures import PICTURES
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mlx_dspark.bench.cases import CONTENTS, Case, shipped_prompts
 from mlx_dspark.bench.chart import Bar, bar, chart
 from mlx_dspark.bench.machine import linux_state, macos_state, state_now
 from mlx_dspark.bench.order import turns
-from mlx_dspark.bench.picture import check_plot, save_chart
+from mlx_dspark.bench.picture import save_chart
 from mlx_dspark.bench.report import figures, lossless, tables, told
 from mlx_dspark.bench.stats import (
     Spread,
@@ -37,6 +37,7 @@ from mlx_dspark.bench.suite import Measurement, judge, measure
 from mlx_dspark.bench.summary import lines, noisy
 from mlx_dspark.bench.verdict import TIE_FACTOR, Gap, Verdict, compared, first_difference
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.pictures import check_picture
 
 CHANCES = st.lists(st.floats(0, 1), min_size=1, max_size=5)
 TOKENS = st.lists(st.integers(0, 3), max_size=8)
@@ -211,9 +212,9 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_runs(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UsageError, match=r"pip install 'mlx-dspark\[plot\]'"):
-        check_plot(str(tmp_path / "rates.png"))
-    check_plot("terminal")
-    check_plot(None)
+        check_picture(str(tmp_path / "rates.png"), stem="rates", besides="terminal")
+    check_picture("terminal", stem="rates", besides="terminal")
+    check_picture(None, stem="rates")
 
 
 class FakeFigure:

@@ -303,7 +303,7 @@ def test_what_the_command_cannot_do_is_refused(
 def test_a_picture_needs_the_extra(
     home: Path, cache: Path, costs: Costs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("mlx_dspark.cli.curve_picture.find_spec", lambda _: None)
+    monkeypatch.setattr("mlx_dspark.foundation.pictures.find_spec", lambda _: None)
     assert run(["calibrate", str(home / "model"), "--plot", str(cache / "curves.png")]) == 2
     assert "pip install 'mlx-dspark[plot]'" in capsys.readouterr().err
     assert costs.runs == 0
