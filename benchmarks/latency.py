@@ -15,9 +15,9 @@ from statistics import median, quantiles
 from time import perf_counter
 
 from mlx_dspark.chat.template import encode_prompt
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.engine.scheduler import Scheduler
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, EngineEvent
 from mlx_dspark.foundation.request import GenerateRequest

@@ -23,8 +23,9 @@ from mlx_lm.models import llama
 
 from mlx_dspark.contracts import Logits
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps, cap_policy
+from mlx_dspark.engine.caps import cap_policy
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.targets.dense.target import DenseTarget

@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.simulated_machines import CHANCES, MACHINES
-from mlx_dspark.calibration.simulate import Constant, Machine, Segment, oracle
-from mlx_dspark.engine.caps import CapPolicy, cap_policy
+from mlx_dspark.calibration.simulate import Machine, Segment, oracle
+from mlx_dspark.engine.caps import cap_policy
+from mlx_dspark.foundation.caps import CapPolicy, FixedCaps
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.source import Source
 
@@ -52,7 +53,7 @@ def compared(truth: CostCurves, segments: Sequence[Segment], noise: float) -> tu
     """The gain of each policy, and the share of rounds that `auto` decoded plainly."""
     source = Source(SOURCE, LIMIT)
     policies: list[CapPolicy] = [cap_policy(asked, [source], curves=truth) for asked in (None, "auto")]
-    policies += [Constant(SOURCE, cap) for cap in PINNED]
+    policies += [FixedCaps({SOURCE: cap}) for cap in PINNED]
     replays = [_machine(truth, noise).run(policy, segments) for policy in policies]
     best = oracle(truth, SOURCE, segments, LIMIT)
     most = sum(s.plain_seconds for s in best) / sum(s.seconds for s in best)

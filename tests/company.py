@@ -25,10 +25,10 @@ import mlx.core as mx
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, make_prompt_cache
 
 from mlx_dspark.contracts import Drafter, Target
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.loop import Batch, Round, VerifyLoop
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.engine.stream import Stream
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.state import kv, window

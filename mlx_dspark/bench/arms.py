@@ -9,9 +9,10 @@ from typing import Protocol, cast
 from mlx_dspark.bench.cases import Case
 from mlx_dspark.bench.memory import PeakMemory
 from mlx_dspark.bench.stats import VerifyRound, Work
-from mlx_dspark.engine.caps import FixedCaps, MaxDraft
+from mlx_dspark.engine.caps import MaxDraft
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.bench_settings import CONTROL
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed, EngineEvent, Prefilled, RoundReport, Started
 from mlx_dspark.foundation.lists import Drafting
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams

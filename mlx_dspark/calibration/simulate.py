@@ -9,25 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
+from mlx_dspark.foundation.caps import CapPolicy, FixedCaps, RowCaps
 from mlx_dspark.foundation.curves import CostCurves
-from mlx_dspark.foundation.events import Outlook, RoundReport
+from mlx_dspark.foundation.events import RoundReport
 
 Noise = Callable[[], float]
 """A factor on the seconds of a round."""
-
-
-class _RowCaps(Protocol):
-    def caps(self, rows: int = 1) -> Mapping[str, int]: ...
-    def parked(self, rows: int = 1) -> bool: ...
-    def thresholds(self, rows: int = 1) -> Mapping[str, float]: ...
-    def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook: ...
-    def observe(self, report: RoundReport) -> None: ...
-
-
-class _Policy(Protocol):
-    def row(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -127,7 +115,7 @@ class Machine:
     def _verify(self, width: int, depth: int) -> float:
         return self.truth.verify_seconds(width, depth=depth) or 0.0
 
-    def run(self, policy: _Policy, segments: Iterable[Segment], *, depth: int = 0) -> Replay:
+    def run(self, policy: CapPolicy, segments: Iterable[Segment], *, depth: int = 0) -> Replay:
         """One request whose answer is these segments, after a prompt of `depth` tokens."""
         row, stretches, course = policy.row(), [], []
         spent = plain = 0.0
@@ -147,7 +135,7 @@ class Machine:
             )
         return Replay(tuple(stretches), tuple(course))
 
-    def _round(self, row: _RowCaps, run: int, depth: int) -> tuple[RoundReport, float]:
+    def _round(self, row: RowCaps, run: int, depth: int) -> tuple[RoundReport, float]:
         cap = row.caps().get(self.source, 0)
         drafted = self._cut(run, cap) if cap and row.thresholds().get(self.source) else cap
         accepted, seconds = min(drafted, run), self.seconds(cap, depth)
@@ -176,43 +164,10 @@ class Machine:
         return report, seconds
 
 
-class Constant:
-    """A policy that always has the same cap."""
-
-    def __init__(self, source: str, cap: int) -> None:
-        self._caps = {source: cap}
-
-    def row(self) -> Constant:
-        return self
-
-    def caps(self, rows: int = 1) -> Mapping[str, int]:
-        del rows
-        return self._caps
-
-    def parked(self, rows: int = 1) -> bool:
-        del rows
-        return False
-
-    def measuring(self, rows: int = 1) -> bool:
-        del rows
-        return False
-
-    def thresholds(self, rows: int = 1) -> Mapping[str, float]:
-        del rows
-        return {}
-
-    def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
-        del rows, source, drafted, width
-        return Outlook(None, None)
-
-    def observe(self, report: RoundReport) -> None:
-        del report
-
-
 def oracle(truth: CostCurves, source: str, segments: Sequence[Segment], limit: int) -> tuple[Stretch, ...]:
     """Per segment, what the best of all constant caps costs, 0 included, had it been known."""
     machine = Machine(truth, source)
-    replays = [machine.run(Constant(source, cap), segments).stretches for cap in range(limit + 1)]
+    replays = [machine.run(FixedCaps({source: cap}), segments).stretches for cap in range(limit + 1)]
     return tuple(
         max(of_segment, key=lambda stretch: stretch.gain) for of_segment in zip(*replays, strict=True)
     )

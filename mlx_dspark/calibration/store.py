@@ -11,19 +11,16 @@ lock and no MLX.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import time
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from mlx_dspark.calibration.shape import with_rows
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.errors import BadCurves
+from mlx_dspark.foundation.json_file import renew, set_aside
 from mlx_dspark.foundation.numbers import is_finite, is_whole
 
 SCHEMA = 1
@@ -158,31 +155,21 @@ class CalibrationStore:
         return content
 
     def _write(self, change: Callable[[dict[str, Any]], None], patience: float = _PATIENCE) -> str:
-        try:
-            with self._locked(patience):
-                content = self._kept()
-                change(content)
-                for part in ("entries", "refused"):
-                    content[part] = dict(list(content[part].items())[-KEPT:])
-                fresh = self.file.with_suffix(f".{os.getpid()}.new")
-                fresh.write_text(json.dumps(content, indent=1), encoding="utf-8")
-                fresh.replace(self.file)
-        except (OSError, NotImplementedError, Timeout) as error:
-            return f"{self.file} cannot be written: {getattr(error, 'strerror', None) or error}"
-        return ""
+        def changed() -> dict[str, Any]:
+            content = self._kept()
+            change(content)
+            for part in ("entries", "refused"):
+                content[part] = dict(list(content[part].items())[-KEPT:])
+            return content
 
-    @contextmanager
-    def _locked(self, patience: float) -> Iterator[None]:
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.file}.lock", timeout=patience):
-            yield
+        return renew(self.file, changed, patience=patience)
 
     def _kept(self) -> dict[str, Any]:
         """What the file holds, under the lock; one that is not of this kind is renamed to `*.damaged`."""
         try:
             return self._content()
         except _DAMAGE:
-            self.file.replace(self.file.with_suffix(".json.damaged"))
+            set_aside(self.file)
             return _nothing()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlx_dspark.contracts import Drafter, Target, TargetSpec
-from mlx_dspark.engine.caps import CapPolicy
 from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.loop import Batch
 from mlx_dspark.engine.row import Row
 from mlx_dspark.engine.sampling import check_sampling
+from mlx_dspark.foundation.caps import CapPolicy
 from mlx_dspark.foundation.errors import ContextOverflow, RequestError
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.nn.noise import RowNoise

@@ -10,10 +10,10 @@ import mlx.core as mx
 
 from mlx_dspark.contracts import Drafter, Target
 from mlx_dspark.engine.admit import check_request, new_batch
-from mlx_dspark.engine.caps import CapPolicy, FixedCaps
 from mlx_dspark.engine.loop import Batch, VerifyLoop
 from mlx_dspark.engine.rounds import Indexed, Rounds, endings
 from mlx_dspark.engine.streams import Turn
+from mlx_dspark.foundation.caps import CapPolicy, FixedCaps
 from mlx_dspark.foundation.events import EngineEvent, Started
 from mlx_dspark.foundation.request import GenerateRequest
 

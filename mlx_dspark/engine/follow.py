@@ -16,8 +16,8 @@ import mlx.core as mx
 from mlx_dspark.contracts import Drafter, Proposal, Target
 from mlx_dspark.distributed.link import Link, Message, loss_explained
 from mlx_dspark.engine.admit import new_batch
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.loop import Batch, Outcome, Round, VerifyLoop, pending_arrays
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import RanksLost, RequestError
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.nn.noise import RowNoise

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlx_dspark.engine.caps import FixedCaps, RowCaps
 from mlx_dspark.engine.sampling import RowHistory
+from mlx_dspark.foundation.caps import FixedCaps, RowCaps
 from mlx_dspark.foundation.events import Trouble
 from mlx_dspark.foundation.request import FinishReason, GenerateRequest
 

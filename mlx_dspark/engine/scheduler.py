@@ -15,13 +15,13 @@ import mlx.core as mx
 
 from mlx_dspark.contracts import Drafter, Target
 from mlx_dspark.engine.admit import check_request
-from mlx_dspark.engine.caps import CapPolicy, FixedCaps
 from mlx_dspark.engine.handover import settle
 from mlx_dspark.engine.loop import VerifyLoop
 from mlx_dspark.engine.post import Post
 from mlx_dspark.engine.stream import Stream, Ticket
 from mlx_dspark.engine.streams import own_stream
 from mlx_dspark.engine.worker import Meter, Worker
+from mlx_dspark.foundation.caps import CapPolicy, FixedCaps
 from mlx_dspark.foundation.request import GenerateRequest
 
 

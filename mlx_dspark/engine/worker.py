@@ -19,7 +19,6 @@ from typing import Protocol
 import mlx.core as mx
 
 from mlx_dspark.engine.admit import new_batch, read_again
-from mlx_dspark.engine.caps import CapPolicy
 from mlx_dspark.engine.loop import Batch, VerifyLoop
 from mlx_dspark.engine.post import End, Post
 from mlx_dspark.engine.rounds import Indexed, Rounds, endings
@@ -33,6 +32,7 @@ from mlx_dspark.engine.schedule import (
     which_prompts,
 )
 from mlx_dspark.engine.stream import GuardedCheck, Ticket
+from mlx_dspark.foundation.caps import CapPolicy
 from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.events import Finished, Started, Trouble
 

@@ -19,9 +19,7 @@ import mlx.nn as nn
 
 _SEAM = "scaled_dot_product_attention"
 
-FEW_QUERIES = 8
-
-FEW_ON_CUDA = 32
+FEW_QUERIES = 32
 
 Attention = Callable[[mx.array, mx.array, mx.array, float, Any, Any], mx.array]
 """`(queries, keys, values, scale, mask, sinks)` to `[batch, heads, width, head_dim]`."""
@@ -43,27 +41,19 @@ class RowMasks(tuple[Any, ...]):
 def stock_attention(
     queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
 ) -> mx.array:
-    """MLX's own; on CUDA products for few queries, see `few_queries`."""
-    if sinks is None and 1 < queries.shape[2] <= FEW_ON_CUDA and mx.cuda.is_available():
-        attended = few_queries(queries, keys, values, scale, mask)
-        if attended is not None:
-            return attended
-    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
-
-
-def few_queries(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any
-) -> mx.array | None:
-    """Attention of a few queries as products; None where the mask is an array of numbers.
+    """MLX's own; on CUDA products of grouped heads for few queries, but one without a mask.
 
     MLX's CUDA back end hands more than one query to cuDNN, which makes a plan for every new length of the
-    keys, and a decoding round has a new length each time.
+    keys, and a decoding round has a new length each time. Under a mask its own kernel is several times slower
+    than products.
     """
-    if isinstance(mask, str):
-        return grouped(queries, keys, values, scale, causal_mask(queries.shape[2], keys.shape[2]))
-    if mask is None or mask.dtype == mx.bool_:
-        return grouped(queries, keys, values, scale, mask)
-    return None
+    if sinks is None and queries.shape[2] <= FEW_QUERIES and mx.cuda.is_available():
+        if isinstance(mask, mx.array) and mask.dtype == mx.bool_:
+            return grouped(queries, keys, values, scale, mask)
+        if queries.shape[2] > 1 and not isinstance(mask, mx.array):
+            seen = causal_mask(queries.shape[2], keys.shape[2]) if mask is not None else None
+            return grouped(queries, keys, values, scale, seen)
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
 def causal_mask(width: int, length: int) -> mx.array:
@@ -75,22 +65,6 @@ def causal_mask(width: int, length: int) -> mx.array:
 def _causal_mask(width: int, length: int, thread: int) -> mx.array:
     del thread
     return mx.arange(length) <= mx.arange(length - width, length)[:, None]
-
-
-def masked_attention() -> Attention:
-    """Attention under a mask of each row's own. CUDA's fused one is several times slower there than products
-    of the grouped heads, for the few queries of a decoding round."""
-    return grouped_attention if mx.cuda.is_available() else stock_attention
-
-
-def grouped_attention(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
-) -> mx.array:
-    """`grouped` where few queries come with an array of booleans for a mask, else MLX's own."""
-    width = queries.shape[2]
-    if width > FEW_QUERIES or not isinstance(mask, mx.array) or mask.dtype != mx.bool_ or sinks is not None:
-        return stock_attention(queries, keys, values, scale, mask, sinks)
-    return grouped(queries, keys, values, scale, mask)
 
 
 def grouped(

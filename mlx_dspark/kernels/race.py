@@ -8,12 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +19,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from filelock import FileLock
 
+from mlx_dspark.foundation.json_file import renew, set_aside
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.threads import usable_cores
 
@@ -171,8 +169,7 @@ class RaceMemory:
                 raise ValueError(f"the entry {key} is not of {', '.join(names)}")
             return entry
         except _DAMAGE:
-            with suppress(OSError):
-                self._file.replace(self._file.with_suffix(".json.damaged"))
+            set_aside(self._file)
             return None
         except OSError:
             return None
@@ -180,21 +177,15 @@ class RaceMemory:
     def remember(self, key: str, timings: Sequence[Timing]) -> str:
         """Keep the timings of a model; why they could not be kept, or an empty string."""
         try:
-            self._write(key, timings)
-        except (OSError, NotImplementedError, *_DAMAGE) as error:
-            return f"{self._file} cannot be written: {getattr(error, 'strerror', None) or error}"
-        return ""
+            return renew(self._file, lambda: self._content_with(key, timings))
+        except _DAMAGE as error:
+            return f"{self._file} cannot be written: {error}"
 
-    def _write(self, key: str, timings: Sequence[Timing]) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self._file}.lock"):
-            self.recall(key, [timing.name for timing in timings])
-            entries = self._entries() if self._file.exists() else {}
-            entries[key] = list(timings)
-            content = {name: [asdict(timing) for timing in entry] for name, entry in entries.items()}
-            fresh = self._file.with_suffix(f".{os.getpid()}.new")
-            fresh.write_text(json.dumps(content, indent=1))
-            fresh.replace(self._file)
+    def _content_with(self, key: str, timings: Sequence[Timing]) -> dict[str, list[dict[str, Any]]]:
+        self.recall(key, [timing.name for timing in timings])
+        entries = self._entries() if self._file.exists() else {}
+        entries[key] = list(timings)
+        return {name: [asdict(timing) for timing in entry] for name, entry in entries.items()}
 
     def _entries(self) -> dict[str, list[Timing]]:
         content = json.loads(self._file.read_text())

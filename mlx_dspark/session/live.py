@@ -34,8 +34,9 @@ def watching(curves: CostCurves, key: str, store: CalibrationStore) -> Callable[
 class BatchMeter:
     """Measures rounds of several rows when a batch of so many runs, one item between two of its rounds.
 
-    `learn` is given the curves whenever they have grown. Whatever fails is not tried again. Only the thread
-    that owns MLX calls it.
+    `learn` is given the curves whenever they have grown. Whatever fails, which a model's own code can do in
+    any way, is not tried again, `failed` says why by number of rows, and the live answers go on without. Only
+    the thread that owns MLX calls it.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class BatchMeter:
         self.curves = curves
         self._target, self._drafter, self._learn = target, drafter, learn
         self._key, self._store = key, store
+        self.failed: dict[int, str] = {}
         self._steps: dict[int, Steps] = {}
         self._done = {point.rows for point in curves.verify} | {1}
 
@@ -67,8 +69,9 @@ class BatchMeter:
         except StopIteration as end:
             self._done.add(rows)
             self._take(end.value)
-        except Exception:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001
             self._done.add(rows)
+            self.failed[rows] = f"{type(error).__name__}: {error}"
 
     def _begin(self, rows: int) -> Steps:
         from mlx_dspark.session.timing import RoundTimer

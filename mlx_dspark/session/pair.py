@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mlx_dspark.distributed.link import Link
     from mlx_dspark.drafters.block import BlockDrafter
     from mlx_dspark.drafters.lookup import LookupDrafter
-    from mlx_dspark.engine.caps import CapPolicy, MaxDraft
+    from mlx_dspark.engine.caps import MaxDraft
+    from mlx_dspark.foundation.caps import CapPolicy
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
     from mlx_dspark.session.calibrate import Calibration
     from mlx_dspark.session.live import BatchMeter

@@ -11,11 +11,11 @@ import psutil
 
 from mlx_dspark.calibration.plan import Item, depths
 from mlx_dspark.contracts import Ask, Drafter, Logits, Observation, Proposal, Source, Target, TargetSpec
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.loop import Batch, VerifyLoop
 from mlx_dspark.engine.rounds import Rounds
 from mlx_dspark.engine.row import Row
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.nn.noise import RowNoise
 from mlx_dspark.nn.probs import PointMass

@@ -20,7 +20,7 @@ from mlx_lm.models.cache import (
 )
 
 from mlx_dspark.foundation.errors import UnsupportedModel
-from mlx_dspark.kernels.attention import Attention, masked_attention
+from mlx_dspark.kernels.attention import Attention, stock_attention
 from mlx_dspark.state.base import LayerState
 from mlx_dspark.state.chunked import ChunkedState
 from mlx_dspark.state.kv import KVState
@@ -165,7 +165,7 @@ class StatePlan:
         layers = [maker(n, attention) for maker in self._makers]
         if KVState not in self._makers:
             return RowStates(layers, n, groups=self._groups)
-        forms = Forms(padded, attention, masked_attention())
+        forms = Forms(padded, attention, stock_attention)
         return RowStates(layers, n, groups=self._groups, forms=forms)
 
 

@@ -10,8 +10,9 @@ import mlx.core as mx
 
 from mlx_dspark.contracts import Ask, Drafter, Observation, Proposal, Source, Target
 from mlx_dspark.drafters.block import BlockDrafter
-from mlx_dspark.engine.caps import FixedCaps, cap_policy
+from mlx_dspark.engine.caps import cap_policy
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed, EngineEvent, RoundReport, Trouble
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.nn.context import ContextRows

@@ -14,8 +14,8 @@ from mlx_dspark.calibration.shape import with_rows
 from mlx_dspark.contracts import Ask, Drafter, Forward, Logits, Proposal
 from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.scheduler import Scheduler
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
@@ -287,6 +287,7 @@ def test_what_fails_to_be_measured_is_not_tried_again() -> None:
     target.new_rows = fails  # type: ignore[method-assign]
     meter.step(4)
     assert not meter.due(4)
+    assert meter.failed == {4: "RuntimeError: no room"}
     assert meter.due(2)
     assert not learnt
 

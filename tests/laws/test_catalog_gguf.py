@@ -20,8 +20,8 @@ from mlx_dspark.catalog.gguf.layouts import LAYOUTS, gguf_config
 from mlx_dspark.catalog.gguf.model import build_model, load_weights
 from mlx_dspark.catalog.gguf.weights import float_type, read_tensor
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import BadCheckpoint
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest

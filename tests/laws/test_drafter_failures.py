@@ -14,9 +14,9 @@ from mlx_dspark.cli.show import closing_line
 from mlx_dspark.contracts import Ask, Observation, Proposal
 from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.engine.scheduler import Scheduler
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Trouble
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.nn.probs import PointMass

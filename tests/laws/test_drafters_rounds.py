@@ -14,8 +14,8 @@ from mlx_dspark.contracts import Drafter
 from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.load import load_drafter
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.targets.dense.target import DenseTarget

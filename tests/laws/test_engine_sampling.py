@@ -14,8 +14,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.nn.noise import RowNoise

@@ -14,8 +14,8 @@ import mlx_lm.models
 import pytest
 
 from mlx_dspark.contracts import Drafter, Logits
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest

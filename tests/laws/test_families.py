@@ -15,8 +15,8 @@ import pytest
 
 from mlx_dspark.contracts import Drafter, Logits
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.state.layout import Layout

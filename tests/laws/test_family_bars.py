@@ -13,9 +13,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.engine.scheduler import Scheduler
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.state.rows import RowStates

@@ -13,8 +13,8 @@ from mlx_lm.models.cache import QuantizedKVCache
 import mlx_dspark
 from mlx_dspark.contracts import Drafter
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import UnsupportedModel, UsageError
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest

@@ -17,8 +17,9 @@ from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine import engine as engine_module
 from mlx_dspark.engine import loop
-from mlx_dspark.engine.caps import CapPolicy, FixedCaps, LiveCaps, cap_policy
+from mlx_dspark.engine.caps import LiveCaps, cap_policy
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.caps import CapPolicy, FixedCaps
 from mlx_dspark.foundation.errors import ContextOverflow, EmptyPrompt, RequestError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Prefilled, Started
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.engine.scheduler import Scheduler
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams, StopCheck

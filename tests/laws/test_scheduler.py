@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from mlx_dspark.contracts import Drafter
 from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
-from mlx_dspark.engine.caps import FixedCaps, cap_policy
+from mlx_dspark.engine.caps import cap_policy
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.engine.stream import Stream
+from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import ContextOverflow, RequestError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Prefilled, Started, Trouble
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.base import create_causal_mask
 
-from mlx_dspark.kernels.attention import RowArrays, grouped_attention, rowwise, stock_attention
+from mlx_dspark.kernels.attention import RowArrays, grouped, rowwise, stock_attention
 from mlx_dspark.state.base import Span
 from mlx_dspark.state.kv import STEP, KVState
 from mlx_dspark.state.layout import MOST, Forms, Layout
@@ -130,8 +130,15 @@ def run(kind: Kind, states: RowStates, inputs: list[list[int]], keep: list[int])
         transaction.commit(keep)
 
 
+def in_rectangle(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
+) -> mx.array:
+    assert sinks is None
+    return grouped(queries, keys, values, scale, mask)
+
+
 def new(kind: Kind, rows: int, layers: int = 2) -> RowStates:
-    forms = kind.layout and Forms(kind.layout.padded, stock_attention, grouped_attention)
+    forms = kind.layout and Forms(kind.layout.padded, stock_attention, in_rectangle)
     return RowStates([kind.new(rows) for _ in range(layers)], rows, forms=forms)
 
 
@@ -396,7 +403,7 @@ def test_rows_that_come_and_go_hold_what_rows_apart_hold_in_little_more_room(dat
         run(apart, twin, block, keep)
         assert same(kind, states, twin)
         layer: Any = states.layers[0]
-        assert layer.attention is (grouped_attention if states.padded else stock_attention)
+        assert layer.attention is (in_rectangle if states.padded else stock_attention)
 
 
 def test_a_rectangle_that_has_become_padding_is_parted() -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from contextlib import suppress
 from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
-from filelock import FileLock
 
 from mlx_dspark._version import __version__
+from mlx_dspark.foundation.json_file import renew
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.faithful.probes import VERSION, Faithfulness, faithfulness
 
@@ -68,14 +66,7 @@ class FaithfulMemory:
 
     def remember(self, key: str, answer: Faithfulness) -> None:
         """Keep an answer, where the folder can be written."""
-        with suppress(OSError, NotImplementedError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with FileLock(f"{self._file}.lock"):
-                entries = {**self._entries(), key: asdict(answer)}
-                content = dict(list(entries.items())[-KEPT:])
-                fresh = self._file.with_suffix(f".{os.getpid()}.new")
-                fresh.write_text(json.dumps(content, indent=1))
-                fresh.replace(self._file)
+        renew(self._file, lambda: dict(list({**self._entries(), key: asdict(answer)}.items())[-KEPT:]))
 
     def _entries(self) -> dict[str, dict[str, str]]:
         """What the file holds; nothing where any of it is not an answer."""
