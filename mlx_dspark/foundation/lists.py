@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlx_dspark.foundation.knobs import Choice, Drafts, Kind, Whole
+from mlx_dspark.foundation.knobs import Choice, Drafts, Kind, Whole, shown
+
+DERIVED = "derived"
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Listed(Kind):
             and len({*value}) == len(value)
         )
 
+    def shown(self, value: Any) -> str:
+        if not isinstance(value, list | tuple):
+            return shown(value)
+        return ",".join(map(self.item.shown, value))
+
 
 class Sizes(Whole):
     """A number of tokens; `k` after it stands for 1024."""
@@ -53,10 +60,13 @@ class Caps(Kind):
 
     @property
     def want(self) -> str:
-        return "derived, auto, full, or an integer of 0 or more, which is full"
+        return "derived, auto, full, or an integer from 0, where 0 is full too"
 
     def parse(self, text: str) -> int | str | None:
-        return None if text == "derived" else Drafts().parse(text)
+        return None if text == DERIVED else Drafts().parse(text)
+
+    def shown(self, value: Any) -> str:
+        return DERIVED if value is None else shown(value)
 
     def accepts(self, value: Any) -> bool:
         return Drafts().accepts(value)
@@ -85,6 +95,11 @@ class Draftings(Kind):
     def parse(self, text: str) -> Drafting:
         mode, colon, cap = text.partition(":")
         return Drafting(mode, Caps().parse(cap) if colon else None)
+
+    def shown(self, value: Any) -> str:
+        if not isinstance(value, Drafting):
+            return shown(value)
+        return value.mode if value.max_draft is None else f"{value.mode}:{value.max_draft}"
 
     def accepts(self, value: Any) -> bool:
         if not isinstance(value, Drafting):
