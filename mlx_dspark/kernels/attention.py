@@ -17,6 +17,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_dspark.kernels.cuda_attention.attend import attend, takes
+
 _SEAM = "scaled_dot_product_attention"
 
 FEW_QUERIES = 32
@@ -47,11 +49,12 @@ def stock_attention(
     keys, and a decoding round has a new length each time. Under a mask its own kernel is several times slower
     than products.
     """
-    if sinks is None and queries.shape[2] <= FEW_QUERIES and mx.cuda.is_available():
-        if isinstance(mask, mx.array) and mask.dtype == mx.bool_:
-            return grouped(queries, keys, values, scale, mask)
-        if queries.shape[2] > 1 and not isinstance(mask, mx.array):
-            seen = causal_mask(queries.shape[2], keys.shape[2]) if mask is not None else None
+    width, array = queries.shape[2], isinstance(mask, mx.array)
+    if width <= FEW_QUERIES and (width > 1 or array) and mx.cuda.is_available():
+        if takes(queries, keys, mask, sinks):
+            return attend(queries, keys, values, scale, mask, sinks)
+        if sinks is None and (not array or mask.dtype == mx.bool_):
+            seen = causal_mask(width, keys.shape[2]) if mask is not None and not array else mask
             return grouped(queries, keys, values, scale, seen)
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
