@@ -267,7 +267,9 @@ def test_two_claimants_are_refused(tmp_path: Path) -> None:
     assert "two packagings, deepspec and DFlash 2" in refusal(UnsupportedModel, folder)
 
 
-@pytest.mark.parametrize("key", ["selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"])
+@pytest.mark.parametrize(
+    "key", ["selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size", "target_layer_ids"]
+)
 def test_a_head_without_its_second_half_is_never_run_as_dflash(key: str, tmp_path: Path) -> None:
     assert key in refusal(BadCheckpoint, save_tiny_dflash2(tmp_path, section={key: None}))
 

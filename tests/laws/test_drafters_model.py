@@ -146,8 +146,8 @@ def reference(kind: str, folder: Path, context: mx.array, anchor: int, **options
 
 
 def second_reference(folder: Path, context: mx.array, anchor: int, **options: Any) -> Reference:
-    tables = {"embed": np.array(EMBED), "head": np.array(HEAD)}
-    found = reference_dflash2(folder, np.array(context), anchor, **(tables | options))
+    tables: dict[str, Any] = {"embed": np.array(EMBED), "head": np.array(HEAD)}
+    found = reference_dflash2(folder, np.array(context), anchor, **tables, **options)
     return Reference(mx.array(found.hidden), mx.array(found.logits), found.tokens, [])
 
 

@@ -41,6 +41,8 @@ def translate(config: Fields) -> DrafterConfig:
     """One head in numbers. Raises BadCheckpoint or UnsupportedModel naming the key."""
     section = config.section("dflash_config")
     section.require(SECTION_KEYS)
+    if "target_layer_ids" not in config:
+        section.require(["target_layer_ids"])
     first = zlab.translate(config)
     group = section.whole("conv_group_size")
     if first.hidden % group:
