@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.nn.noise import RowNoise
-from mlx_dspark.nn.probs import Dense, DraftProbs, MappedVocab, PointMass
+from mlx_dspark.nn.probs import Candidates, Dense, DraftProbs, MappedVocab, PointMass
 from mlx_dspark.nn.sampling import log_weights
 
 
@@ -35,6 +35,10 @@ class GreedyDraw:
         """Target ids `[rows, width]` from logits `[rows, width, draft_vocab]` of drafts `slot` onwards."""
         return self.vocab.target(mx.argmax(logits, axis=-1).astype(mx.int32))
 
+    def among(self, slot: int, scores: mx.array, ids: mx.array) -> mx.array:
+        """As `__call__`, from the `scores` `[rows, width, n]` of the target's `ids`, same shape."""
+        return _picked(scores, ids)
+
     def probs(self, tokens: mx.array) -> DraftProbs:
         """q of everything drawn, which is `tokens` `[rows, width]`."""
         return PointMass(tokens, self.vocab.size)
@@ -58,21 +62,40 @@ class SampledDraw:
         self.noise = noise
         self.first_positions = mx.array(list(first_positions))[:, None]
         self._weights: list[mx.array] = []
+        self._ids: list[mx.array] = []
 
     def __call__(self, slot: int, logits: mx.array) -> mx.array:
         """As GreedyDraw; draft `slot` of row `r` is for position `first_positions[r] + slot`."""
         weights = log_weights(logits, self.sampling)
         self._weights.append(weights)
-        positions = self.first_positions + mx.arange(slot, slot + logits.shape[1])
-        gumbel = self.noise.draft_gumbel(positions, self.vocab.size)
+        gumbel = self._gumbel(slot, logits.shape[1])
         if self.vocab.ids is not None:
             gumbel = mx.take(gumbel, self.vocab.ids, axis=-1)
         return self.vocab.target(mx.argmax(weights + gumbel, axis=-1).astype(mx.int32))
+
+    def among(self, slot: int, scores: mx.array, ids: mx.array) -> mx.array:
+        """As GreedyDraw; a draw uses this or `__call__` throughout."""
+        weights = log_weights(scores, self.sampling)
+        self._weights.append(weights)
+        self._ids.append(ids)
+        gumbel = self._gumbel(slot, scores.shape[1])
+        return _picked(weights + mx.take_along_axis(gumbel, ids, axis=-1), ids)
+
+    def _gumbel(self, slot: int, width: int) -> mx.array:
+        positions = self.first_positions + mx.arange(slot, slot + width)
+        return self.noise.draft_gumbel(positions, self.vocab.size)
 
     def probs(self, tokens: mx.array) -> DraftProbs:
         """q of everything drawn; greedy rows are marked as points."""
         q = mx.softmax(mx.concatenate(self._weights, axis=1), axis=-1)
         points = tuple(row.greedy for row in self.sampling)
+        if self._ids:
+            return Candidates(q, mx.concatenate(self._ids, axis=1), self.vocab.size, points)
         if self.vocab.d2t is None:
             return Dense(q, points)
         return MappedVocab(q, self.vocab.d2t, self.vocab.size, points)
+
+
+def _picked(scores: mx.array, ids: mx.array) -> mx.array:
+    best = mx.argmax(scores, axis=-1, keepdims=True)
+    return mx.take_along_axis(ids, best, axis=-1)[..., 0].astype(mx.int32)

@@ -17,8 +17,12 @@ from mlx_dspark.foundation.errors import UsageError
 FAMILIES = {
     "dspark": ("mlx_dspark.drafters.dspark.drafter", "DSparkDrafter"),
     "dflash": ("mlx_dspark.drafters.dflash.drafter", "DFlashDrafter"),
+    "dflash2": ("mlx_dspark.drafters.dflash2.drafter", "DFlash2Drafter"),
 }
 """Module and class per family; a module is imported when its family is first loaded."""
+
+NEVER_QUANTIZED = ("_conv.", "candidate_selector.")
+"""In the names of small modules that decide much: DFlash 2's convolutions and its selector."""
 
 
 def load_drafter(
@@ -30,7 +34,7 @@ def load_drafter(
     confidence_threshold: float | Literal["auto"] = 0.0,
     dtype: mx.Dtype | None = None,
 ) -> BlockDrafter:
-    """Load the DSpark or DFlash drafter in folder `path`; it must then be bound to its target.
+    """Load the DSpark, DFlash or DFlash 2 drafter in folder `path`; it must then be bound to its target.
 
     `quantize_bits` (4, 8, or 0 for none) and `group_size` (32, 64, 128) are of MLX's affine quantization;
     layers whose width is not a multiple of the group stay as they are. None stands for 4, or for none where
@@ -109,7 +113,9 @@ def _load_packed(
 
 
 def _quantize(model: nn.Module, bits: int, group_size: int) -> None:
-    def fits(_: str, module: nn.Module) -> bool:
-        return isinstance(module, (nn.Linear, nn.Embedding)) and module.weight.shape[-1] % group_size == 0
+    def fits(name: str, module: nn.Module) -> bool:
+        if not isinstance(module, (nn.Linear, nn.Embedding)) or any(part in name for part in NEVER_QUANTIZED):
+            return False
+        return module.weight.shape[-1] % group_size == 0
 
     nn.quantize(model, group_size=group_size, bits=bits, class_predicate=fits)

@@ -89,11 +89,11 @@ class Dense:
     points: tuple[bool, ...] = ()
 
     def of_tokens(self, tokens: mx.array) -> mx.array:
-        probs = mx.take(self._q, _slots(tokens.shape[1], self.probs.shape[1]), axis=1)
+        probs = mx.take(self.drawn, _slots(tokens.shape[1], self.probs.shape[1]), axis=1)
         return mx.take_along_axis(probs, tokens[..., None], axis=-1)[..., 0]
 
     def at(self, index: mx.array) -> mx.array:
-        return _slot_of_each_row(self._q, index)
+        return _slot_of_each_row(self.drawn, index)
 
     def point(self, row: int) -> bool:
         return bool(self.points) and self.points[row]
@@ -102,12 +102,13 @@ class Dense:
         return Dense(_rows_of(self.probs, rows), tuple(map(self.point, rows)))
 
     @cached_property
-    def _q(self) -> mx.array:
-        drawn = self.probs.astype(mx.float32)
+    def drawn(self) -> mx.array:
+        """`probs` in float32, with certain rows one-hot."""
+        probs = self.probs.astype(mx.float32)
         if not any(self.points):
-            return drawn
-        certain = _one_hot(mx.argmax(drawn, axis=-1), drawn.shape[-1])
-        return mx.where(mx.array(self.points)[:, None, None], certain, drawn)
+            return probs
+        certain = _one_hot(mx.argmax(probs, axis=-1), probs.shape[-1])
+        return mx.where(mx.array(self.points)[:, None, None], certain, probs)
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,39 @@ class MappedVocab:
         inverse = mx.full((self.vocab,), -1, dtype=mx.int32)
         inverse[target_ids] = draft_ids
         return mx.maximum(inverse, 0), inverse >= 0
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """q over a few ids of each slot: `probs` `[rows, width, n]` of the target's `ids`, same shape.
+
+    The ids of a slot are distinct and below `vocab`; others have q 0. `points` as in Dense.
+    """
+
+    probs: mx.array
+    ids: mx.array
+    vocab: int
+    points: tuple[bool, ...] = ()
+
+    def of_tokens(self, tokens: mx.array) -> mx.array:
+        slots = _slots(tokens.shape[1], self.ids.shape[1])
+        drafted = mx.take(self.ids, slots, axis=1) == tokens[..., None]
+        return mx.sum(mx.where(drafted, mx.take(self._few.drawn, slots, axis=1), 0.0), axis=-1)
+
+    def at(self, index: mx.array) -> mx.array:
+        ids, q = _slot_of_each_row(self.ids, index), self._few.at(index)
+        return mx.put_along_axis(mx.zeros((ids.shape[0], self.vocab)), ids, q, axis=-1)
+
+    def point(self, row: int) -> bool:
+        return self._few.point(row)
+
+    def select(self, rows: Sequence[int]) -> Candidates:
+        few = self._few.select(rows)
+        return Candidates(few.probs, _rows_of(self.ids, rows), self.vocab, few.points)
+
+    @cached_property
+    def _few(self) -> Dense:
+        return Dense(self.probs, self.points)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from mlx_dspark.engine.sampling import RowHistory
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.nn import noise as noises
 from mlx_dspark.nn.noise import RowNoise
-from mlx_dspark.nn.probs import ByRow, Dense, DraftProbs, MappedVocab, PointMass
+from mlx_dspark.nn.probs import ByRow, Candidates, Dense, DraftProbs, MappedVocab, PointMass
 from tests.reference_sampler import fit_p_value, reference_logits, reference_text
 
 VOCAB, DRAFTS, LENGTH = 8, 2, 3
@@ -86,7 +86,11 @@ def selecting(anchors: mx.array, positions: mx.array, noise: RowNoise) -> Drafte
     few = np.argsort(FAR, axis=-1)[:, :4]
     table = np.full_like(NEAR, -np.inf)
     np.put_along_axis(table, few, np.take_along_axis(NEAR, few, axis=-1), axis=-1)
-    return drawing(table)(anchors, positions, noise)
+    tokens, q = drawing(table)(anchors, positions, noise)
+    assert isinstance(q, Dense)
+    before = mx.concatenate([anchors[:, None], tokens[:, :-1]], axis=1)
+    ids = mx.array(few)[before]
+    return tokens, Candidates(mx.take_along_axis(q.probs, ids, axis=-1), ids, VOCAB)
 
 
 def mapped(anchors: mx.array, positions: mx.array, noise: RowNoise) -> Drafted:
@@ -469,13 +473,15 @@ def test_a_reduced_vocabulary_scatters_to_the_targets_ids():
 def one_of_each() -> list[DraftProbs]:
     rows = mx.array([0, 1, 2, 3])
     noise = unseeded_noise(4, 6)
-    proposals = [propose(rows, rows, noise)[1] for propose in (drawing(NEAR), mapped, certain, composed)]
-    dense = proposals[0]
+    drafters = (drawing(NEAR), mapped, certain, composed, selecting)
+    proposals = [propose(rows, rows, noise)[1] for propose in drafters]
+    dense, few, points = proposals[0], proposals[4], (True, False, True, False)
     assert isinstance(dense, Dense)
-    return [*proposals, Dense(dense.probs, (True, False, True, False))]
+    assert isinstance(few, Candidates)
+    return [*proposals, Dense(dense.probs, points), Candidates(few.probs, few.ids, VOCAB, points)]
 
 
-@pytest.mark.parametrize("kind", range(5))
+@pytest.mark.parametrize("kind", range(7))
 def test_draft_probabilities_agree_with_themselves(kind):
     q = one_of_each()[kind]
     for slot in range(DRAFTS):

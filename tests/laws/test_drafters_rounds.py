@@ -22,6 +22,7 @@ from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
 from tests.fakes import stock_greedy
 from tests.tiny import VOCAB, tiny_config, tiny_qwen3
+from tests.tiny_dflash2 import save_tiny_dflash2
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
 
 NEW = 24
@@ -33,6 +34,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "reduced": (save_tiny_dspark, {"draft_vocab": 96}),
     "dflash": (save_tiny_dflash, {}),
     "dflash sliding": (save_tiny_dflash, {"sliding": (0, 1), "sliding_window": 6}),
+    "dflash 2": (save_tiny_dflash2, {"sliding": (0, 1), "sliding_window": 10, "is_causal": False}),
 }
 
 

@@ -242,8 +242,6 @@ def test_shards(save: Save, tmp_path: Path) -> None:
         ),
         ({"quantization": {"bits": 4, "group_size": 16, "mode": "nvfp4"}}, "quantized drafter"),
         ({"dspark_layers": 2, "block_size": None}, "full model with an embedded drafter"),
-        ({"architectures": ["DFlash2DraftModel"]}, "DFlash 2"),
-        ({"dflash_config": {"selector_rank": 8}}, "DFlash 2"),
         ({"dflash_config": {"projector_type": "dspark"}}, "SpecForge packaging (projector_type 'dspark')"),
         ({"dflash_config": {"projector_type": "domino"}}, "SpecForge packaging (projector_type 'domino')"),
         (

@@ -17,16 +17,33 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Selector:
+    """The choice among `candidates` ids per slot, through codebooks of rank `rank`."""
+
+    rank: int
+    candidates: int
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Convolutions over the block's slots, of `taps` slots; `group` channels share a dynamic coefficient."""
+
+    taps: int
+    group: int
+
+
+@dataclass(frozen=True)
 class DrafterConfig:
     """A block drafter in numbers, whatever packaging it came in.
 
     `family` names the forward math and `backbone` its layer style. `taps` are 0-based target layers, -1 the
     embedding output. `first_slot` is the first block slot that predicts (0: the anchor slot predicts too).
     `layer_causal[i]` and `layer_windows[i]` (positions, None = unbounded) are the mask of drafter layer `i`.
-    `target_layers` is None where the file does not tell. `softcap` None means no cap.
+    `target_layers` is None where the file does not tell. `softcap` None means no cap. `selector` and
+    `convolution` belong to the family `dflash2`, None elsewhere.
     """
 
-    family: Literal["dspark", "dflash"]
+    family: Literal["dspark", "dflash", "dflash2"]
     backbone: Literal["qwen3", "gemma4"]
     hidden: int
     vocab: int
@@ -59,6 +76,8 @@ class DrafterConfig:
     own_embedding: bool = False
     own_head: bool = False
     tied: bool = False
+    selector: Selector | None = None
+    convolution: Convolution | None = None
 
     @property
     def max_draft(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from mlx_dspark.catalog.formats import deepspec, packing, zlab
+from mlx_dspark.catalog.formats import deepspec, dflash2, packing, zlab
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.fields import Fields, read_config
 from mlx_dspark.catalog.formats.tensors import read_tensors
@@ -15,7 +15,7 @@ from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.mlx_lm_models import knows_model_type
 from mlx_dspark.foundation.errors import ModelNotFound, UnsupportedModel
 
-ADAPTERS = (deepspec, zlab)
+ADAPTERS = (deepspec, dflash2, zlab)
 
 _WHOLE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
@@ -102,8 +102,6 @@ def _refuse_other_packagings(config: Fields) -> None:
 
 def _refuse_by_dflash_section(config: Fields) -> None:
     architectures, dflash = config.texts("architectures"), config.section("dflash_config")
-    if "DFlash2DraftModel" in architectures or "selector_rank" in dflash:
-        _refuse(config.file, "a DFlash 2 drafter")
     if "projector_type" in dflash:
         kind = dflash.text("projector_type", "")
         _refuse(config.file, f"a drafter in the SpecForge packaging (projector_type {kind!r})")
@@ -124,7 +122,8 @@ def _refuse_by_name(config: Fields) -> None:
 
 def _refuse_markov_hybrid(config: Fields, weights: Iterable[str]) -> None:
     markov = config.whole("markov_rank", 0, low=0) or any("markov_head." in name for name in weights)
-    if markov and zlab.claims(config) and not deepspec.claims(config):
+    dflash = zlab.claims(config) or dflash2.claims(config)
+    if markov and dflash and not deepspec.claims(config):
         _refuse(config.file, "a DFlash head with a Markov head")
 
 
@@ -150,6 +149,6 @@ def _adapter(config: Fields):
 def _refuse(where: Path, what: str, field: str = "drafter") -> NoReturn:
     raise UnsupportedModel(
         f"{where} is {what}, which is not supported.",
-        "Use a DSpark (DeepSpec) or DFlash (z-lab) drafter, lookup drafting, or none.",
+        "Use a DSpark (DeepSpec), DFlash (z-lab) or DFlash 2 drafter, lookup drafting, or none.",
         field=field,
     )

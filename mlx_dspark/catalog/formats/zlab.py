@@ -17,7 +17,7 @@ from mlx_dspark.catalog.formats.base import (
 from mlx_dspark.catalog.formats.fields import Fields
 
 PACKAGING = "z-lab DFlash"
-ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURE, SECOND = "DFlashDraftModel", "DFlash2DraftModel"
 EITHER_PLACE = (
     "block_size",
     "mask_token_id",
@@ -31,14 +31,26 @@ EITHER_PLACE = (
 
 def claims(config: Fields) -> bool:
     """Whether config.json is of this packaging."""
-    return ARCHITECTURE in config.texts("architectures") or "dflash_config" in config
+    named = ARCHITECTURE in config.texts("architectures") or "dflash_config" in config
+    return named and not has_selector(config)
+
+
+def has_selector(config: Fields) -> bool:
+    """Whether the head is of DFlash 2, which is this packaging with more to it."""
+    architectures = config.texts("architectures")
+    return SECOND in architectures or "selector_rank" in config.section("dflash_config")
 
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    translated = _translate(_hoisted(config))
+    translated = translate(config)
     check_tensors(weights, backbone_tensors(translated), config.file.parent)
     return DrafterCheckpoint(PACKAGING, translated, dict(weights), files)
+
+
+def translate(config: Fields) -> DrafterConfig:
+    """One head in numbers. Raises BadCheckpoint or UnsupportedModel naming the key."""
+    return _translate(_hoisted(config))
 
 
 def _hoisted(config: Fields) -> Fields:

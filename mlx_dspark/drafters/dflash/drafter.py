@@ -22,8 +22,11 @@ class DFlashDrafter(BlockDrafter):
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
     def _drafts(self, hidden: mx.array, anchors: mx.array, draw: Draw) -> Chain:
-        logits = self.target.unembed(hidden) * self.config.output_multiplier
-        cap = self.config.softcap
-        if cap is not None:
-            logits = cap * mx.tanh(logits / cap)
+        logits = self._finished(self.target.unembed(hidden))
         return Chain(draw(0, logits), logits, logits)
+
+    def _finished(self, logits: mx.array) -> mx.array:
+        """With the multiplier and the cap of the head's own config."""
+        logits = logits * self.config.output_multiplier
+        cap = self.config.softcap
+        return logits if cap is None else cap * mx.tanh(logits / cap)
