@@ -1,4 +1,4 @@
-"""DFlash: a block drafter whose slots are read all at once, through the target's own tables (z-lab)."""
+"""DFlash: a block drafter whose slots are read all at once, in most heads through the target's tables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ def build_model(checkpoint: DrafterCheckpoint, window: int) -> DFlashModel:
 
 
 class DFlashDrafter(BlockDrafter):
-    """Slots do not depend on each other's drafts; slot 0 is the anchor's and predicts nothing."""
+    """Slots do not depend on each other's drafts."""
+
+    model: DFlashModel
 
     def embed_ids(self, tokens: mx.array) -> mx.array:
-        rows = self.target.embed(tokens)
+        rows = self.model.embed_tokens(tokens) if self.config.own_embedding else self.target.embed(tokens)
         return rows if self.config.embedding_scale == 1.0 else rows * self.config.embedding_scale
 
     def _drafts(self, hidden: mx.array, anchors: mx.array, draw: Draw) -> Chain:
-        logits = self.target.unembed(hidden) * self.config.output_multiplier
+        head = self.model.lm_head if self.config.own_head else self.target.unembed
+        logits = head(hidden) * self.config.output_multiplier
         cap = self.config.softcap
         if cap is not None:
             logits = cap * mx.tanh(logits / cap)
