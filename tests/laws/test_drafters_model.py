@@ -30,6 +30,7 @@ from mlx_dspark.nn.sampling import distribution
 from tests.golden import TableTarget, cases, check_case, main
 from tests.reference_drafter import Reference, reference_draft
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
+from tests.tiny_packagings import save_tiny_nemotron
 
 HIDDEN, VOCAB, LAYERS, TAPS = 64, 384, 2, 2
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -59,6 +60,7 @@ KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
         save_tiny_dspark,
         {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9},
     ),
+    "sinks": (save_tiny_nemotron, {}),
     "dflash": (save_tiny_dflash, {}),
     "dflash sliding": (save_tiny_dflash, {"sliding": (0, 1)}),
     "dflash one sliding": (save_tiny_dflash, {"sliding": (1,), "sliding_window": 12}),
@@ -71,7 +73,7 @@ KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
         {"final_logit_softcapping": 3.0, "output_multiplier": 0.5, "input_embedding_scale": 2.0},
     ),
 }
-CAUSAL = ("dflash sliding", "dflash causal")
+CAUSAL = ("sinks", "dflash sliding", "dflash causal")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 EMBED = mx.random.normal((VOCAB, HIDDEN), key=mx.random.key(101))
