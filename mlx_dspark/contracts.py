@@ -78,7 +78,7 @@ class Target(Protocol):
         ...
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Input embeddings `[..., hidden]` as the first layer sees them, for drafters that borrow them."""
+        """Embeddings `[..., hidden]` for drafters that borrow them: with the model's scale, before a norm."""
         ...
 
     def unembed(self, hidden: mx.array) -> mx.array:

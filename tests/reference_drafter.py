@@ -114,7 +114,11 @@ def _attention(
     if config.backbone == "qwen3":
         scores = scores / math.sqrt(width)
     scores = mx.where(_visible(config, index, q_at[:, None], k_at[None], context, window), scores, -mx.inf)
-    out = mx.einsum("hqk,khd->qhd", mx.softmax(scores, axis=-1), values).reshape(block, -1)
+    sinks = w.get("self_attn.attention_sink_bias")
+    if sinks is not None:
+        scores = mx.concatenate([scores, mx.broadcast_to(sinks[:, None, None], (config.heads, block, 1))], -1)
+    shares = mx.softmax(scores, axis=-1)[..., : context + block]
+    out = mx.einsum("hqk,khd->qhd", shares, values).reshape(block, -1)
     return out @ w["self_attn.o_proj.weight"].T + w.get("self_attn.o_proj.bias", mx.array(0.0))
 
 

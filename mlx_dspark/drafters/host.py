@@ -39,6 +39,8 @@ class HostAttention(ContextAttention):
         self.span, self.attention, self.host_rope = attention.span, attention.attention, rope
         for name, child in attention.children().items():
             setattr(self, name, child)
+        if self.shape.sinks:
+            self.attention_sink_bias = attention.attention_sink_bias
         self._norms = {name: HostNorm(attention[name]) for name in ("q_norm", "k_norm")}
 
     def attend_rows(self, flat: Floats, rows: Sequence[ContextLayer], position: int | mx.array) -> Floats:
@@ -47,11 +49,11 @@ class HostAttention(ContextAttention):
         queries = self.host_rope(mx.array(self._normed("q", flat, count)), position)
         keys, values = (mx.array(part) for part in self._keys_values(flat, count))
         keys = self.host_rope(keys, position)
-        block, parts = queries.shape[2], []
+        block, parts, sinks = queries.shape[2], [], self.get("attention_sink_bias")
         for r, row in enumerate(rows):
             mask = self.mask.of(row.visible(self.span), block)
             seen = row.with_block(keys[r : r + 1], values[r : r + 1], self.span)
-            parts.append(self.attention(queries[r : r + 1], *seen, self.scale, mask, None))
+            parts.append(self.attention(queries[r : r + 1], *seen, self.scale, mask, sinks))
         attended = np.concatenate([np.array(part, copy=False) for part in parts])
         return self._held("o").multiply(np.ascontiguousarray(attended.swapaxes(1, 2)).reshape(len(flat), -1))
 

@@ -45,6 +45,7 @@ class AttentionShape:
     """Dimensions of a ContextAttention. `scaled` divides the scores by sqrt(head_dim).
 
     `value_norm` normalises values without a weight; `values_from_keys` takes them from the key projection.
+    `sinks`: each head has a learned logit that takes weight and gives no value.
     """
 
     hidden: int
@@ -56,6 +57,7 @@ class AttentionShape:
     scaled: bool = True
     value_norm: bool = False
     values_from_keys: bool = False
+    sinks: bool = False
 
 
 class ContextAttention(nn.Module):
@@ -71,6 +73,8 @@ class ContextAttention(nn.Module):
         self.o_proj = nn.Linear(queries, shape.hidden, bias=shape.bias)
         self.q_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps)
         self.k_norm = nn.RMSNorm(shape.head_dim, eps=shape.norm_eps)
+        if shape.sinks:
+            self.attention_sink_bias = mx.zeros((shape.heads,))
         self.shape = shape
         self.scale = shape.head_dim**-0.5 if shape.scaled else 1.0
         self.rope = rope
@@ -108,7 +112,7 @@ class ContextAttention(nn.Module):
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, row: ContextLayer) -> mx.array:
         mask = self.mask.of(row.visible(self.span), queries.shape[2])
         keys, values = row.with_block(keys, values, self.span)
-        return self.attention(queries, keys, values, self.scale, mask, None)
+        return self.attention(queries, keys, values, self.scale, mask, self.get("attention_sink_bias"))
 
     def keys_values(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Keys, normed but not rotated, and values: `[rows, kv_heads, width, head_dim]`."""

@@ -33,6 +33,7 @@ from tests.reference_dflash2 import reference_dflash2
 from tests.reference_drafter import Reference, reference_draft
 from tests.tiny_dflash2 import save_tiny_dflash2
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
+from tests.tiny_packagings import save_tiny_nemotron
 
 HIDDEN, VOCAB, LAYERS, TAPS = 64, 384, 2, 2
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -62,6 +63,7 @@ KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
         save_tiny_dspark,
         {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9},
     ),
+    "sinks": (save_tiny_nemotron, {}),
     "dflash": (save_tiny_dflash, {}),
     "dflash sliding": (save_tiny_dflash, {"sliding": (0, 1)}),
     "dflash one sliding": (save_tiny_dflash, {"sliding": (1,), "sliding_window": 12}),
@@ -76,7 +78,7 @@ KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any]]] = {
     "dflash 2": (save_tiny_dflash2, {"sliding": (0, 1), "is_causal": False}),
     "dflash 2 causal": (save_tiny_dflash2, {"sliding": (0, 1), "taps_of_convolution": 3}),
 }
-CAUSAL = ("dflash sliding", "dflash causal", "dflash 2 causal")
+CAUSAL = ("sinks", "dflash sliding", "dflash causal", "dflash 2 causal")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 EMBED = mx.random.normal((VOCAB, HIDDEN), key=mx.random.key(101))

@@ -24,6 +24,7 @@ from tests.fakes import stock_greedy
 from tests.tiny import VOCAB, tiny_config, tiny_qwen3
 from tests.tiny_dflash2 import save_tiny_dflash2
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
+from tests.tiny_packagings import save_tiny_nemotron, save_tiny_speculators
 
 NEW = 24
 PROMPTS = ([5], [7, 11, 13, 17, 19, 23], [30, 31, 32, 33] * 5)
@@ -35,6 +36,9 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "dflash": (save_tiny_dflash, {}),
     "dflash sliding": (save_tiny_dflash, {"sliding": (0, 1), "sliding_window": 6}),
     "dflash 2": (save_tiny_dflash2, {"sliding": (0, 1), "sliding_window": 10, "is_causal": False}),
+    "speculators reduced": (save_tiny_speculators, {"draft_vocab": 96, "logits_start": 1}),
+    "speculators dflash": (save_tiny_speculators, {"algorithm": "dflash", "sliding": (0,)}),
+    "nemotron": (save_tiny_nemotron, {}),
 }
 
 

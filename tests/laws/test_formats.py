@@ -235,14 +235,13 @@ def test_shards(save: Save, tmp_path: Path) -> None:
     ("keys", "named"),
     [
         ({"speculators_model_type": "eagle3"}, "speculators packaging (algorithm 'eagle3')"),
-        ({"speculators_config": {"algorithm": "dspark"}}, "speculators packaging (algorithm 'dspark')"),
+        ({"speculators_config": {"algorithm": "dflash2"}}, "speculators packaging (algorithm 'dflash2')"),
         (
             {"quantization_config": {"quant_method": "modelopt"}},
             "quantized drafter (quantization_config: modelopt)",
         ),
         ({"quantization": {"bits": 4, "group_size": 16, "mode": "nvfp4"}}, "quantized drafter"),
         ({"dspark_layers": 2, "block_size": None}, "full model with an embedded drafter"),
-        ({"dflash_config": {"projector_type": "dspark"}}, "SpecForge packaging (projector_type 'dspark')"),
         ({"dflash_config": {"projector_type": "domino"}}, "SpecForge packaging (projector_type 'domino')"),
         (
             {
@@ -260,9 +259,10 @@ def test_shards(save: Save, tmp_path: Path) -> None:
         ({"model_type": "laguna_dflash"}, "another kind (laguna_dflash)"),
         ({"model_type": "muse_glimmer_assistant"}, "another kind (muse_glimmer_assistant)"),
         ({"enable_qwen35_gated_q_proj": True}, "hybrid targets (enable_qwen35_gated_q_proj)"),
-        ({"attention_sink_bias": True}, "hybrid targets (attention_sink_bias)"),
+        ({"dflash_config": {"rope_is_neox_style": False}}, "hybrid targets (rope_is_neox_style)"),
         ({"rope_is_neox_style": False}, "hybrid targets (rope_is_neox_style)"),
-        ({"dflash_config": {"causal": True}}, "hybrid targets (causal)"),
+        ({"architectures": ["DFlashDraftModel"], "attention_sink_bias": True}, "(attention_sink_bias)"),
+        ({"architectures": ["DFlashDraftModel"], "dflash_config": {"causal": True}}, "targets (causal)"),
         ({"architectures": ["DFlashDraftModel"]}, "DFlash head with a Markov head"),
         (
             {"architectures": ["Qwen3DSparkModel"], "dflash_config": {"x": 1}},

@@ -15,6 +15,9 @@ from mlx_dspark.foundation.errors import BadCheckpoint
 
 Shape = tuple[int, ...]
 
+SINKS = "self_attn.attention_sink_bias"
+"""The sinks within a layer."""
+
 
 @dataclass(frozen=True)
 class Selector:
@@ -39,8 +42,9 @@ class DrafterConfig:
     `family` names the forward math and `backbone` its layer style. `taps` are 0-based target layers, -1 the
     embedding output. `first_slot` is the first block slot that predicts (0: the anchor slot predicts too).
     `layer_causal[i]` and `layer_windows[i]` (positions, None = unbounded) are the mask of drafter layer `i`.
-    `target_layers` is None where the file does not tell. `softcap` None means no cap. `selector` and
-    `convolution` belong to the family `dflash2`, None elsewhere.
+    `target_layers` is None where the file does not tell. `softcap` None means no cap. With `sinks`, each
+    attention head has a learned logit that takes weight and gives no value. `selector` and `convolution`
+    belong to the family `dflash2`, None elsewhere.
     """
 
     family: Literal["dspark", "dflash", "dflash2"]
@@ -66,6 +70,7 @@ class DrafterConfig:
     rope_options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     target_layers: int | None = None
     values_from_keys: bool = False
+    sinks: bool = False
     markov: Literal["none", "vanilla", "gated", "rnn"] = "none"
     markov_rank: int = 0
     confidence: bool = False
@@ -129,6 +134,8 @@ def _layer_tensors(config: DrafterConfig) -> dict[str, Shape]:
     if config.attention_bias:
         expected |= {f"self_attn.{name}.bias": shape[:1] for name, shape in linear.items()}
     expected |= {f"self_attn.{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    if config.sinks:
+        expected[SINKS] = (config.heads,)
     expected |= {f"mlp.{name}.weight": (wide, hidden) for name in ("gate_proj", "up_proj")}
     expected["mlp.down_proj.weight"] = (hidden, wide)
     norms = ["input_layernorm", "post_attention_layernorm"]

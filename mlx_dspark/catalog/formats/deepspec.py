@@ -9,7 +9,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from mlx_dspark.catalog.formats import rope, shared
+from mlx_dspark.catalog.formats import markers, rope, shared
 from mlx_dspark.catalog.formats.base import (
     DrafterCheckpoint,
     DrafterConfig,
@@ -28,6 +28,8 @@ MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
 def claims(config: Fields) -> bool:
     """Whether config.json is of this packaging: by architecture, or nameless with the slot keys on top."""
+    if markers.elsewhere(config):
+        return False
     architectures = config.texts("architectures")
     if any(name in ARCHITECTURES for name in architectures):
         return True
@@ -37,15 +39,29 @@ def claims(config: Fields) -> bool:
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    weights = _without_prefix(weights)
-    translated = translate(config, weights)
+    weights = without_prefix(weights)
+    return checked(PACKAGING, config, translate(config, weights), weights, files)
+
+
+def checked(
+    packaging: str,
+    config: Fields,
+    translated: DrafterConfig,
+    weights: Mapping[str, mx.array],
+    files: tuple[Path, ...],
+) -> DrafterCheckpoint:
+    """The checkpoint of a head in these numbers; its tensors must be exactly those it needs.
+
+    Raises BadCheckpoint naming the tensors that are not.
+    """
     d2t = _offsets(config, weights, translated)
     trained = {name: weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
     check_tensors(trained, expected_tensors(translated), config.file.parent)
-    return DrafterCheckpoint(PACKAGING, translated, trained, files, d2t)
+    return DrafterCheckpoint(packaging, translated, trained, files, d2t)
 
 
-def _without_prefix(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def without_prefix(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The same weights without a leading `model.`, where every name has it."""
     if weights and all(name.startswith("model.") for name in weights):
         return {name.removeprefix("model."): weight for name, weight in weights.items()}
     return dict(weights)

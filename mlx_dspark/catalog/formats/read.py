@@ -7,7 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from mlx_dspark.catalog.formats import deepspec, dflash2, packing, zlab
+from mlx_dspark.catalog.formats import (
+    deepspec,
+    dflash2,
+    markers,
+    nemotron,
+    packing,
+    specforge,
+    speculators,
+    zlab,
+)
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.fields import Fields, read_config
 from mlx_dspark.catalog.formats.tensors import read_tensors
@@ -15,7 +24,7 @@ from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.mlx_lm_models import knows_model_type
 from mlx_dspark.foundation.errors import ModelNotFound, UnsupportedModel
 
-ADAPTERS = (deepspec, dflash2, zlab)
+ADAPTERS = (deepspec, dflash2, zlab, speculators, specforge, nemotron)
 
 _WHOLE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 
@@ -59,7 +68,7 @@ def read_drafter(folder: Path) -> DrafterCheckpoint:
 
 def _refuse_language_model(config: Fields) -> None:
     """Ahead of every other check: its quantization or its draft-like keys are not what is wrong with it."""
-    if any(adapter.claims(config) for adapter in ADAPTERS) or "speculators_config" in config:
+    if any(adapter.claims(config) for adapter in ADAPTERS):
         return
     names = config.texts("architectures")
     whole = [name for name in names if name.endswith(_WHOLE_MODELS) and "Draft" not in name]
@@ -82,10 +91,8 @@ def _is_gguf(path: Path) -> bool:
 def _refuse_other_packagings(config: Fields) -> None:
     """In the order of drafter-formats 0.11; each is named, so that the user knows what he has."""
     where = config.file
-    speculators = config.section("speculators_config")
-    if speculators.values or "speculators_model_type" in config:
-        algorithm = config.text("speculators_model_type", speculators.text("algorithm", "unknown"))
-        _refuse(where, f"a drafter in the speculators packaging (algorithm {algorithm!r})")
+    if markers.speculators(config):
+        speculators.algorithm_of(config)
     for key in ("quantization", "quantization_config"):
         if key in config and not (key == packing.KEY and packing.declared(config)):
             method = config.section(key).values.get("quant_method", "already quantized")
@@ -93,20 +100,34 @@ def _refuse_other_packagings(config: Fields) -> None:
     if any(key.startswith("dspark_") for key in config.values) and "block_size" not in config:
         _refuse(where, "a full model with an embedded drafter")
     _refuse_by_dflash_section(config)
+    _refuse_unknown_math(config)
+    if not markers.elsewhere(config):
+        _refuse_by_name(config)
+
+
+def _refuse_unknown_math(config: Fields) -> None:
+    known = {*markers.NVIDIA_KEYS, *markers.NVIDIA_SECTION_KEYS} if markers.nvidia(config) else set()
+    if markers.speculators(config):
+        known.add("attention_sink_bias")
+    sections = ("dflash_config", speculators.BACKBONE)
     for key, ordinary in ORDINARY.items():
-        for values in (config.values, config.section("dflash_config").values):
-            if values.get(key, ordinary) is not ordinary:
-                _refuse(where, f"a head for hybrid targets ({key})", key)
-    _refuse_by_name(config)
+        for values in (config.values, *(config.section(name).values for name in sections)):
+            if key not in known and values.get(key, ordinary) is not ordinary:
+                _refuse(config.file, f"a head for hybrid targets ({key})", key)
 
 
 def _refuse_by_dflash_section(config: Fields) -> None:
     architectures, dflash = config.texts("architectures"), config.section("dflash_config")
-    if "projector_type" in dflash:
+    if "projector_type" in dflash and not markers.specforge(config):
         kind = dflash.text("projector_type", "")
         _refuse(config.file, f"a drafter in the SpecForge packaging (projector_type {kind!r})")
     named = ", ".join(name for name in architectures if "DSpark" in name)
-    if named and "target_layer_ids" in dflash and "target_layer_ids" not in config:
+    if (
+        named
+        and not markers.elsewhere(config)
+        and "target_layer_ids" in dflash
+        and "target_layer_ids" not in config
+    ):
         _refuse(config.file, f"a DSpark head with its taps inside dflash_config ({named})")
 
 
@@ -149,6 +170,6 @@ def _adapter(config: Fields):
 def _refuse(where: Path, what: str, field: str = "drafter") -> NoReturn:
     raise UnsupportedModel(
         f"{where} is {what}, which is not supported.",
-        "Use a DSpark (DeepSpec), DFlash (z-lab) or DFlash 2 drafter, lookup drafting, or none.",
+        "Use another DSpark or DFlash drafter, lookup drafting, or none.",
         field=field,
     )

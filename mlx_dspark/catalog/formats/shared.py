@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import NoReturn
 
+from mlx_dspark.catalog.formats.base import SINKS
 from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.errors import UnsupportedModel
 
@@ -90,3 +91,8 @@ def softcap(config: Fields, default: float | None = None) -> float | None:
     if "final_logit_softcapping" in config:
         return config.number("final_logit_softcapping", 1.0)
     return None if config.is_null("final_logit_softcapping") else default
+
+
+def sinks(config: Fields, weights: Iterable[str]) -> bool:
+    """Whether the attention has sinks: `attention_sink_bias` tells, or else the tensors."""
+    return config.flag("attention_sink_bias", any(name.endswith(SINKS) for name in weights))

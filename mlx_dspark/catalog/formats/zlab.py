@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_dspark.catalog.formats import rope, shared
+from mlx_dspark.catalog.formats import markers, rope, shared
 from mlx_dspark.catalog.formats.base import (
     DrafterCheckpoint,
     DrafterConfig,
@@ -31,8 +31,9 @@ EITHER_PLACE = (
 
 def claims(config: Fields) -> bool:
     """Whether config.json is of this packaging."""
-    named = ARCHITECTURE in config.texts("architectures") or "dflash_config" in config
-    return named and not has_selector(config)
+    if markers.elsewhere(config) or has_selector(config):
+        return False
+    return ARCHITECTURE in config.texts("architectures") or "dflash_config" in config
 
 
 def has_selector(config: Fields) -> bool:
@@ -86,7 +87,7 @@ def _translate(config: Fields) -> DrafterConfig:
         block_size=config.whole("block_size", low=2, high=shared.LONGEST_BLOCK),
         first_slot=1,
         mask_token=config.whole("mask_token_id", low=0, high=vocab - 1),
-        taps=_taps(config, layers, target_layers),
+        taps=taps(config, layers, target_layers),
         layer_causal=_causal(config, kinds),
         layer_windows=shared.windows(config, kinds),
         target_layers=target_layers,
@@ -103,7 +104,7 @@ def _causal(config: Fields, kinds: tuple[str, ...]) -> tuple[bool, ...]:
     return tuple(kind == shared.SLIDING for kind in kinds)
 
 
-def _taps(config: Fields, layers: int, target_layers: int | None) -> tuple[int, ...]:
+def taps(config: Fields, layers: int, target_layers: int | None) -> tuple[int, ...]:
     """Old heads list no taps: theirs are spread evenly from layer 1 to three before the end."""
     if "target_layer_ids" in config:
         return shared.taps(config, "target_layer_ids", target_layers)

@@ -10,8 +10,8 @@ import mlx.core as mx
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint
 from mlx_dspark.contracts import Ask
-from mlx_dspark.drafters.block import Chain, Draw
-from mlx_dspark.drafters.dflash.drafter import DFlashDrafter
+from mlx_dspark.drafters.block import BlockDrafter, Chain, Draw
+from mlx_dspark.drafters.dflash.drafter import entering, finished
 from mlx_dspark.drafters.dflash2.backbone import DFlash2Model
 from mlx_dspark.drafters.dflash2.selector import best_candidates
 from mlx_dspark.foundation.request import SamplingParams
@@ -22,7 +22,7 @@ def build_model(checkpoint: DrafterCheckpoint, window: int) -> DFlash2Model:
     return DFlash2Model(checkpoint.config, window)
 
 
-class DFlash2Drafter(DFlashDrafter):
+class DFlash2Drafter(BlockDrafter):
     """The target's head names the candidates of a slot; the selector chooses, knowing the draft before."""
 
     model: DFlash2Model
@@ -30,6 +30,9 @@ class DFlash2Drafter(DFlashDrafter):
     @property
     def name(self) -> str:
         return "dflash"
+
+    def embed_ids(self, tokens: mx.array) -> mx.array:
+        return entering(self.config, self.target.embed(tokens))
 
     def _drafts(self, hidden: mx.array, anchors: mx.array, draw: Draw) -> Chain:
         selector, shape = self.model.candidate_selector, self.config.selector
@@ -51,7 +54,8 @@ class DFlash2Drafter(DFlashDrafter):
 
         Unlike a DSpark head's they have the multiplier and the cap, at whose scale the selector was trained.
         """
-        return self._finished(self.target.unembed(hidden)[..., : self.config.vocab].astype(mx.float32))
+        logits = self.target.unembed(hidden)[..., : self.config.vocab]
+        return finished(self.config, logits.astype(mx.float32))
 
     def _draw(self, ask: Ask, active: Sequence[int]) -> Draw:
         """q takes the temperature alone; top-k, top-p and min-p would cut a choice that is cut already."""

@@ -23,7 +23,8 @@ _FOREIGN = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 class Parts:
     """`[rows, width]` ids go through `body` and `head` to the model's own logits; both None where the two
     do not compose to it. `raw_head` is the head as it is stored, `plain` whether it is all of `head`.
-    `embed` gives what of ids `[...]` enters the first layer, `[..., hidden]`; None where places count."""
+    `embed` gives the embedding rows of ids `[...]` as drafters borrow them, `[..., hidden]`; None where what
+    enters the first layer depends on places."""
 
     body: Callable[..., mx.array] | None
     head: Head | None
@@ -125,6 +126,8 @@ def _gives(part: Head, given: mx.array, expected: mx.array) -> bool:
 
 
 def _embed(body: Any, table: Any, probe: mx.array, entering: mx.array | None) -> Head | None:
+    """The table with the model's own scale. What else the model does to a row, such as a norm, is its own:
+    drafters are trained on the rows as they are stored."""
     if table is None or entering is None:
         return None
     scale = _embed_scale(table, probe, entering)
@@ -135,10 +138,10 @@ def _embed(body: Any, table: Any, probe: mx.array, entering: mx.array | None) ->
     shell: Any = copy.copy(body)
     shell.layers, shell.norm = [], nn.Identity()
 
-    def embed(tokens: mx.array) -> mx.array:
+    def entered(tokens: mx.array) -> mx.array:
         return shell(tokens.reshape(-1, 1)).reshape(*tokens.shape, -1)
 
-    return embed if _gives(embed, probe, entering) else None
+    return table if _gives(entered, probe, entering) else None
 
 
 def _scaled(rows: mx.array, scale: float) -> mx.array:

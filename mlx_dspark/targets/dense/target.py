@@ -188,7 +188,7 @@ class DenseTarget:
         return features, hidden
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """`[...]` ids to `[..., hidden]`, as the first layer sees them.
+        """`[...]` ids to `[..., hidden]`: rows of the table with the model's scale, but before a norm.
 
         Raises UnsupportedModel when the place of a token counts for its embedding.
         """
