@@ -362,5 +362,13 @@ def test_variables_that_nothing_reads_are_told_once(
     assert [line.split()[1] for line in others] == strays
     assert others[0].endswith("Did you mean MLX_DSPARK_MODEL?")
     assert others[2].endswith("Did you mean MLX_DSPARK_TEMPERATURE?")
+
+
+def test_a_model_in_the_environment_is_told_where_it_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_DSPARK_MODEL", "some/model")
+    assert run(["export", "", "somewhere"]) == 2
+    assert "MLX_DSPARK_MODEL is set, and nothing reads it." in capsys.readouterr().err
     assert run(["--version"]) == 0
     assert capsys.readouterr().err == ""
