@@ -18,12 +18,20 @@ Noise = Callable[[], float]
 """A factor on the seconds of a round."""
 
 
+Offers = tuple[tuple[str, int], ...]
+"""By name of a drafter, the longest draft it has; empty where nothing is found."""
+
+
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of an answer: `runs[t]` is how many drafts would have been accepted from its token `t` on."""
+    """A stretch of an answer: `runs[t]` is how many drafts would have been accepted from its token `t` on.
+
+    `offers[t]`, where lookup drafts: who has a draft there, the most likely first, and of how many tokens.
+    """
 
     name: str
     runs: tuple[int, ...]
+    offers: tuple[Offers, ...] = ()
 
     @classmethod
     def drawn(cls, name: str, chances: Sequence[float], tokens: int, rng: random.Random) -> Segment:
@@ -86,7 +94,8 @@ Cut = Callable[[int, int], int]
 
 class Machine:
     """Runs one row of a policy; `truth` says what its rounds cost, `noise` how much each is off, `cut` where
-    the drafter ends a draft when it is asked to."""
+    the drafter ends a draft when it is asked to. Without a `source` the segments have offers, which cost
+    nothing to find."""
 
     def __init__(
         self,
@@ -106,10 +115,10 @@ class Machine:
         """Seconds of a round. Raises ValueError where the curves do not have it."""
         key = (cap, depth // 256)
         if key not in self._prices:
-            price = self.truth.round_seconds(cap, source=self.source, depth=depth)
-            if price is None:
+            draft = self.truth.draft_seconds(self.source, cap, depth=depth)
+            if draft is None and self.source:
                 raise ValueError(f"the curves have no round of {cap} drafts by {self.source}")
-            self._prices[key] = price
+            self._prices[key] = self._verify(cap + 1, depth) + (draft or 0.0) + self.truth.overhead
         return self._prices[key]
 
     def _verify(self, width: int, depth: int) -> float:
@@ -123,7 +132,8 @@ class Machine:
             at, rounds, parked, before, plain_before = 0, 0, 0, spent, plain
             caps: dict[int, int] = {}
             while at < len(segment.runs):
-                report, seconds = self._round(row, segment.runs[at], depth)
+                source, cap = self._drafting(row.caps(), segment, at)
+                report, seconds = self._round(row, source, cap, segment.runs[at], depth)
                 spent += seconds
                 plain += report.committed * self.seconds(0, depth)
                 at, depth, rounds = at + report.committed, depth + report.committed, rounds + 1
@@ -135,14 +145,20 @@ class Machine:
             )
         return Replay(tuple(stretches), tuple(course))
 
-    def _round(self, row: RowCaps, run: int, depth: int) -> tuple[RoundReport, float]:
-        cap = row.caps().get(self.source, 0)
-        drafted = self._cut(run, cap) if cap and row.thresholds().get(self.source) else cap
+    def _drafting(self, caps: Mapping[str, int], segment: Segment, at: int) -> tuple[str, int]:
+        """Who drafts, and how many tokens; 0 for nobody."""
+        if self.source:
+            return self.source, caps.get(self.source, 0)
+        offers = segment.offers[at]
+        return next(((name, min(most, caps[name])) for name, most in offers if caps.get(name)), ("", 0))
+
+    def _round(self, row: RowCaps, source: str, cap: int, run: int, depth: int) -> tuple[RoundReport, float]:
+        drafted = self._cut(run, cap) if cap and row.thresholds().get(source) else cap
         accepted, seconds = min(drafted, run), self.seconds(cap, depth)
         if drafted < cap:
             seconds += self._verify(drafted + 1, depth) - self._verify(cap + 1, depth)
         seconds *= self._noise()
-        source, launched = self.source if cap else "", self.clock
+        source, launched = source if cap else "", self.clock
         self.clock += seconds
         report = RoundReport(
             launched_at=launched,

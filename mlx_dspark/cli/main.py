@@ -33,6 +33,8 @@ from mlx_dspark.foundation.settings import (
 
 ONE_ANSWER = "max_batch"
 """The knob that a command which makes one answer at a time has no use for."""
+NAME_THE_MODEL = ("train", "export")
+"""The commands that take a model from the command line only."""
 COMPARED = ("mode", "max_draft")
 """The knobs that a command which compares ways to draft has others for."""
 MEASURED = (ONE_ANSWER, "max_draft", "calibrate")
@@ -86,7 +88,8 @@ def _dispatch(arguments: Sequence[str]) -> int:
     tokens = ["generate", *arguments] if flat else list(arguments)
     app = build_app()
     if tokens and tokens[0] in app and not follows() and not {*_TOP_LEVEL_FLAGS} & {*tokens}:
-        for stray in stray_variables(unused=(ONE_ANSWER,)):
+        unread = (ONE_ANSWER, "model") if tokens[0] in NAME_THE_MODEL else (ONE_ANSWER,)
+        for stray in stray_variables(unused=unread):
             note(f"mlx-dspark: {stray}")
     try:
         code = app(_joined(tokens), exit_on_error=False, print_error=False, result_action="return_value")

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 
-UNKNOWN = 0.7
-"""The chance of a draft of which nothing is recorded."""
-
 _LEAST, _MOST = 0.01, 0.99
 
 
 class Pool:
     """Acceptance of one drafter over all rows: `recorded` with the pair, then as it is seen.
 
-    `recorded[i]` is the chance that draft `i` is accepted given those before it; the last holds for the rest.
+    `recorded[i]` is the chance that draft `i` is accepted given those before it; the last holds for the rest,
+    and without any it is `likely`.
     """
 
     KEPT = 0.98
 
-    def __init__(self, limit: int, recorded: Sequence[float] = ()) -> None:
-        chances = [*recorded[:limit]] or [UNKNOWN]
+    def __init__(self, limit: int, recorded: Sequence[float] = (), *, likely: float = 0.7) -> None:
+        chances = [*recorded[:limit]] or [likely]
         chances += chances[-1:] * (limit - len(chances))
         self.shape = tuple(_odds(chance) / _odds(chances[max(0, i - 1)]) for i, chance in enumerate(chances))
         """The odds of each draft against those of the draft before it."""
@@ -79,12 +77,10 @@ class Acceptance:
         seen = min(drafted, accepted + 1, len(self._offered))
         for i in range(seen):
             self._suspect(chances[i], i < accepted)
-        for i in range(len(self._offered)):
-            new, good = i < seen, i < min(seen, accepted)
-            self._offered[i] = self.KEPT * self._offered[i] + new
-            self._survived[i] = self.KEPT * self._survived[i] + good
-            self._newest_offered[i] = self.KEPT_NEWEST * self._newest_offered[i] + new
-            self._newest_survived[i] = self.KEPT_NEWEST * self._newest_survived[i] + good
+        self._offered = _faded(self._offered, self.KEPT, seen)
+        self._survived = _faded(self._survived, self.KEPT, min(seen, accepted))
+        self._newest_offered = _faded(self._newest_offered, self.KEPT_NEWEST, seen)
+        self._newest_survived = _faded(self._newest_survived, self.KEPT_NEWEST, min(seen, accepted))
         self._prior *= self.KEPT
         if max(self._better, self._worse) > self.CHANGED:
             self._forget()
@@ -96,6 +92,8 @@ class Acceptance:
             (self._offered, self._survived),
             (self._newest_offered, self._newest_survived),
         ):
+            if max(offered) <= self.FADED:
+                continue
             for i, total in enumerate(offered):
                 if total > self.FADED:
                     kept = max(self.KEPT_UNSEEN, self.FADED / total)
@@ -124,15 +122,14 @@ class Acceptance:
         return self._chances
 
     def _estimate(self) -> list[float]:
-        chances: list[float] = []
-        for i, (offered, survived) in enumerate(zip(self._offered, self._survived, strict=True)):
-            if i:
-                odds = _odds(chances[-1]) * self._pool.shape[i]
+        chance, weight, chances = self._pool.chance(0), self._prior, []
+        for shape, offered, survived in zip(self._pool.shape, self._offered, self._survived, strict=True):
+            if chances:
+                odds = _odds(chance) * shape
                 chance, weight = odds / (1 + odds), self.FOLLOWS
-            else:
-                chance, weight = self._pool.chance(0), self._prior
-            total = offered + weight
-            chances.append((survived + weight * chance) / total if total else chance)
+            if total := offered + weight:
+                chance = (survived + weight * chance) / total
+            chances.append(chance)
         return chances
 
     def among(self, position: int, weight: float = 4.0) -> float:
@@ -141,6 +138,15 @@ class Acceptance:
         return known / (self._offered[position] + weight)
 
 
+def _faded(counts: list[float], kept: float, more: int) -> list[float]:
+    """All of them fade, and one is added to the first `more`."""
+    faded = [kept * count for count in counts]
+    for i in range(more):
+        faded[i] += 1
+    return faded
+
+
 def _odds(chance: float) -> float:
-    chance = min(max(chance, _LEAST), _MOST)
-    return chance / (1 - chance)
+    if chance >= _MOST:
+        return _MOST / (1 - _MOST)
+    return chance / (1 - chance) if chance > _LEAST else _LEAST / (1 - _LEAST)

@@ -42,8 +42,9 @@ class BlockAlone:
 
     KEEP, MARGIN = 1.015, 1.02
     DEPTH_STEP = 1024
-    LONG_PARK = 2048
     TRIED = 2
+    MOST_OWED = 2.0
+    SHARE_OWED = 0.25
     LOOK_AFTER, HOPE = 32, 0.7
     MOST_SAVED, LOSS_OF_SAVED = 32.0, 0.03
 
@@ -54,10 +55,11 @@ class BlockAlone:
         self._derived_at = (-1, 0)
         self._probe: int | None = None
         self._wait = 0
-        self._plain_rounds = 0
         self._saved = 0.0
         self._drafting_rounds = 0
         self._look = 0
+        self._overrun = 0.0
+        self._expected = 0.0
 
     @property
     def parked(self) -> bool:
@@ -84,16 +86,16 @@ class BlockAlone:
             self._saved = min(self._saved + report.committed - seconds / plain, self.MOST_SAVED)
         if self._cap == 0 and not drafted:
             self._wait -= 1
-            self._plain_rounds += 1
             self._prospects.acceptance.fade()
         elif self._cap == 0:
+            if plain:
+                self._overrun += (seconds - self._expected) / plain
             self._judge_probe(report)
-        else:
+        elif drafted or not self._prospects.source.sporadic:
             self._decide()
 
     def _gains(self) -> dict[int, float]:
-        limit = self._prospects.source.max_draft
-        return self._prospects.gains(range(1, limit + 1))
+        return self._prospects.gains()
 
     def _decide(self) -> None:
         gains = self._gains()
@@ -108,7 +110,7 @@ class BlockAlone:
         """The cap that gains most by the row's own acceptance; the present one unless another is better."""
         best = max(gains, key=lambda cap: gains[cap])
         self._drafting_rounds += 1
-        curious = self._measured and self._drafting_rounds % self.LOOK_AFTER == 0
+        curious = self._drafting_rounds % self.LOOK_AFTER == 0
         self._look = self._hoped_for(gains, gains[best]) if curious else 0
         return self._cap if self._cap and gains[best] <= self.KEEP * gains[self._cap] else best
 
@@ -116,7 +118,8 @@ class BlockAlone:
         """The cap, wider than any timed of late, that would gain most if the curves overstate its price as
         much as HOPE says; 0 where none would gain more than the best."""
         widest = self._prospects.times.widest_drafted(1, self._prospects.source.name) - 1
-        beyond = {cap: gain / self.HOPE for cap, gain in gains.items() if cap > widest}
+        reach = self._prospects.reach(1)
+        beyond = {cap: gain / self.HOPE for cap, gain in gains.items() if widest < cap <= reach}
         hoped = max(beyond, key=lambda cap: beyond[cap], default=0)
         return hoped if hoped and beyond[hoped] > self.KEEP * best else 0
 
@@ -127,8 +130,7 @@ class BlockAlone:
             return max(self._prospects.paying(1), default=1)
         place = self._prospects.depth // self.DEPTH_STEP
         if self._derived_at[0] != place:
-            limit = self._prospects.source.max_draft
-            gains = self._prospects.gains(range(1, limit + 1), self._prospects.pool.chances())
+            gains = self._prospects.gains(self._prospects.pool.chances())
             self._derived_at = place, max(gains, key=lambda cap: gains[cap])
         return self._derived_at[1]
 
@@ -138,24 +140,32 @@ class BlockAlone:
 
     def _park(self, gains: dict[int, float]) -> None:
         self._cap = 0
-        self._plain_rounds = 0
+        self._overrun = min(self.MOST_OWED, self.SHARE_OWED * max(0.0, -self._saved))
+        self._saved = max(0.0, self._saved)
         self._schedule(gains)
 
     def _schedule(self, gains: dict[int, float]) -> None:
         """Name the next probe, and put it off until plain rounds have paid for what it may cost."""
         prospects = self._prospects
-        self._probe = max(gains, key=lambda cap: gains[cap])
+        self._probe = self._untried(gains) or max(gains, key=lambda cap: gains[cap])
         plain, seconds = prospects.plain(), prospects.seconds(self._probe)
         assert plain
         assert seconds
         cost = seconds / plain * max(0.0, 1 - gains[self._probe])
-        least = SHORTEST_PARK + (self._plain_rounds // 8 if self._plain_rounds > self.LONG_PARK else 0)
+        debt, self._overrun = max(0.0, self._overrun), 0.0
+        self._expected = seconds
         share = LOSS if self._saved < cost else self.LOSS_OF_SAVED
         self._saved = max(0.0, self._saved - cost)
-        wait = max(least, ceil(cost / share))
+        wait = max(SHORTEST_PARK, ceil((cost + debt) / share))
         self._wait = LONGEST_PARK if not prospects.paying(1) else min(wait, LONGEST_PARK)
         if self._measured and prospects.times.drafts_timed(1, prospects.source.name) < self.TRIED:
             self._wait = min(self._wait, SHORTEST_PARK)
+
+    def _untried(self, gains: dict[int, float]) -> int:
+        """Without curves, the widest cap within reach, where none so wide was ever timed; else 0."""
+        reach = self._prospects.reach(1)
+        timed = self._prospects.times.widest_drafted(1, self._prospects.source.name) > reach
+        return reach if not (self._measured or timed) and gains.get(reach, 0.0) > self.HOPE else 0
 
     def _judge_probe(self, report: RoundReport) -> None:
         gains = self._gains()

@@ -58,7 +58,8 @@ class _SourceCap:
 
     def cap(self, rows: int) -> int:
         if self.measuring(rows):
-            short = self.prospects.source.own_length and self._unmeasured < self.PATIENCE
+            source = self.prospects.source
+            short = (source.own_length or source.sporadic) and self._unmeasured < self.PATIENCE
             return int(short and rows == 1)
         times = self.prospects.times
         if rows > 1:
@@ -144,7 +145,9 @@ class LiveRowCaps:
         """Whether a round alone tells what the next like it takes. A drafter reads the prompt before the
         first draft of a row, and kernels are made ready in a round wider than any before."""
         known = self._sources.get(report.source)
-        if report.rows > 1 or not report.drafted or known is None or known.prospects.source.own_length:
+        if report.rows > 1 or not report.drafted or known is None:
+            return True
+        if known.prospects.source.own_length or known.prospects.source.sporadic:
             return True
         widest = self._shared.widest.get(report.source, 0)
         warm = report.source in self._begun and report.width <= widest
@@ -177,14 +180,14 @@ class LiveCaps:
         self.widest: dict[str, int] = {}
         self._choose = choose
         recorded = acceptance or {}
-        self._pools = {s.name: Pool(s.max_draft, recorded.get(s.name, ())) for s in sources}
+        self._pools = {s.name: Pool(s.max_draft, recorded.get(s.name, ()), likely=s.likely) for s in sources}
 
     def parts(self, source: Source) -> tuple[Prospects, Alone]:
         """What a new row has of a source."""
         prospects = Prospects(source, self.times, self._pools[source.name])
         if source.own_length:
             return prospects, TrialAlone(prospects)
-        return prospects, BlockAlone(prospects, choose=self._choose)
+        return prospects, BlockAlone(prospects, choose=self._choose or source.sporadic)
 
     def learn(self, curves: CostCurves) -> None:
         """Go by these curves, which tell more than those before them, from now on."""

@@ -23,6 +23,7 @@ class Prospects:
         self.pool = pool
         self.acceptance = Acceptance(pool, source.max_draft)
         self.depth = 0
+        self._paying: tuple[tuple[float | None, ...], int, list[int]] = (), 0, []
 
     def count(self, report: RoundReport) -> None:
         """Take a round in which this source drafted."""
@@ -48,20 +49,25 @@ class Prospects:
             expected_tokens(self.acceptance.chances(), cap if drafted is None else drafted) * plain / seconds
         )
 
-    def gains(self, caps: Sequence[int], chances: Sequence[float] | None = None) -> dict[int, float]:
-        """The gain of each of these caps, for a row by itself, as far as times are known; by its own
-        acceptance, or these `chances`."""
-        plain, chances = self.plain(), chances or self.acceptance.chances()
-        if not plain or not caps:
+    def gains(self, chances: Sequence[float] | None = None) -> dict[int, float]:
+        """The gain of each cap, for a row by itself, as far as times are known; by its own acceptance, or
+        these `chances`."""
+        plain, *drafting = self._curve(1)
+        if not plain:
             return {}
+        chances = chances or self.acceptance.chances()
         expected, survival, gains = 1.0, 1.0, {}
-        for cap in range(1, max(caps) + 1):
-            survival *= chances[cap - 1]
+        for cap, (chance, seconds) in enumerate(zip(chances, drafting, strict=False), 1):
+            survival *= chance
             expected += survival
-            seconds = self.seconds(cap) if cap in caps else None
             if seconds:
                 gains[cap] = expected * plain / seconds
         return gains
+
+    def _curve(self, rows: int) -> tuple[float | None, ...]:
+        """Seconds of a plain round, and of every cap from 1 on."""
+        name, widest = self.source.name, self.source.max_draft + 1
+        return self.times.curve(rows, widest, source=name, depth=self.depth)
 
     def reach(self, rows: int) -> int:
         """The widest cap that may be tried next: without curves, widths are approached in steps."""
@@ -73,10 +79,13 @@ class Prospects:
 
     def paying(self, rows: int) -> list[int]:
         """Caps within reach that would pay if every draft were accepted, as far as times are known."""
-        plain = self.plain(rows)
-        paying = []
-        for cap in range(1, self.reach(rows) + 1):
-            seconds = self.seconds(cap, rows)
-            if seconds is None or plain is None or seconds <= self.MUST_SAVE * (cap + 1) * plain:
-                paying.append(cap)
-        return paying
+        curve, reach = self._curve(rows), self.reach(rows)
+        if self._paying[0] is not curve or self._paying[1] != reach:
+            plain, *drafting = curve
+            paying = [
+                cap
+                for cap, seconds in enumerate(drafting[:reach], 1)
+                if seconds is None or plain is None or seconds <= self.MUST_SAVE * (cap + 1) * plain
+            ]
+            self._paying = curve, reach, paying
+        return self._paying[2]

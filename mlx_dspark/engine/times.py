@@ -56,6 +56,13 @@ class _Known:
     probe_after: int = 0
     times: dict[str, dict[int, _Samples]] = field(default_factory=dict)
     prices: dict[tuple[str, int, int], float | None] = field(default_factory=dict)
+    curves: dict[tuple[str, int, int], tuple[float | None, ...]] = field(default_factory=dict)
+
+    def reprice(self) -> None:
+        """Something was learnt: what was derived is derived anew when it is asked for."""
+        self.prices.clear()
+        self.curves.clear()
+        self.times.clear()
 
 
 class RoundTimes:
@@ -125,12 +132,12 @@ class RoundTimes:
     def _note(self, report: RoundReport, known: _Known, overlapped: bool) -> None:
         source = report.source if report.width > 1 else ""
         expected = self._expected(report.rows, report.width, source, report.depth) or 1.0
-        samples = known.by_width.setdefault(source, {}).setdefault(
-            report.width, _Samples(deque(maxlen=self.KEPT), deque(maxlen=self.KEPT))
-        )
+        by_width = known.by_width.setdefault(source, {})
+        samples = by_width.get(report.width)
+        if samples is None:
+            samples = by_width[report.width] = _Samples(deque(maxlen=self.KEPT), deque(maxlen=self.KEPT))
         if samples.add(self._charged / expected, known.rounds, overlapped and report.width == 1):
-            known.prices.clear()
-            known.times.clear()
+            known.reprice()
 
     def _expected(self, rows: int, width: int, source: str, depth: int) -> float | None:
         """What the curves say; of a source that was never timed, as if it drafted in no time."""
@@ -154,8 +161,7 @@ class RoundTimes:
         for rows, known in self._known.items():
             if rows in unpriced and self.measured(rows):
                 known.by_width.clear()
-            known.prices.clear()
-            known.times.clear()
+            known.reprice()
         self.version += 1
 
     def measured(self, rows: int) -> bool:
@@ -198,12 +204,22 @@ class RoundTimes:
 
     def seconds(self, rows: int, width: int, *, source: str = "", depth: int = 0) -> float | None:
         """The usual time of a round of this width, in which `source` drafts; None where nothing tells it."""
-        known, source = self._of(rows), source if width > 1 else ""
-        place = depth // DEPTH_STEP
-        if (source, width, place) not in known.prices:
-            price = self._price(known, rows, width, source, place * DEPTH_STEP)
-            known.prices[source, width, place] = price
-        return known.prices[source, width, place]
+        known = self._known.get(rows) or self._of(rows)
+        kind = (source if width > 1 else "", width, depth // DEPTH_STEP)
+        if kind not in known.prices:
+            known.prices[kind] = self._price(known, rows, width, kind[0], kind[2] * DEPTH_STEP)
+        return known.prices[kind]
+
+    def curve(self, rows: int, widest: int, *, source: str, depth: int = 0) -> tuple[float | None, ...]:
+        """`seconds` of every width from 1 to `widest`; the same object until something is learnt."""
+        known, place = self._of(rows), depth // DEPTH_STEP
+        found = known.curves.get((source, widest, place))
+        if found is None:
+            found = tuple(
+                self.seconds(rows, width, source=source, depth=depth) for width in range(1, widest + 1)
+            )
+            known.curves[source, widest, place] = found
+        return found
 
     def _price(self, known: _Known, rows: int, width: int, source: str, depth: int) -> float | None:
         if source not in known.times:
@@ -236,7 +252,8 @@ def _between(known: Mapping[int, float], width: int) -> float:
     if below is None or below == above:
         return known[min(known) if below is None else below]
     if above is not None:
-        return known[below] + (known[above] - known[below]) * (width - below) / (above - below)
+        line = known[below] + (known[above] - known[below]) * (width - below) / (above - below)
+        return min(line, known[above]) if below == 1 else line
     first = min((w for w in known if w > 1), default=below)
     if below - first < SPAN:
         return known[below]

@@ -438,9 +438,18 @@ def stray_variables(*, unused: Sequence[str] = ()) -> list[str]:
     """
     knobs = [knob for section in (LoadSettings, GenerateSettings) for knob in section.knobs()]
     known = [CACHE_DIR_VARIABLE, *(knob.env for knob in knobs if knob.name not in unused)]
+    near = {name.removeprefix(Settings.env_prefix): name for name in known}
     strays = [name for name in os.environ if name.startswith(Settings.env_prefix) and name not in known]
     real = {knob.env for knob in knobs}
     return [
-        f"{name} is set, and nothing reads it. {'' if name in real else suggestion(name, known)}".rstrip()
+        f"{name} is set, and nothing reads it. {'' if name in real else _variable_near(name, near)}".rstrip()
         for name in sorted(strays)
     ]
+
+
+def _variable_near(name: str, known: Mapping[str, str]) -> str:
+    """`Did you mean ...?`, compared without the prefix that all share: letters that changed places count as
+    one mistake, so the word with the same letters comes first."""
+    word = name.removeprefix(Settings.env_prefix)
+    same = next((each for each in known if sorted(each) == sorted(word)), None)
+    return f"Did you mean {known[same]}?" if same else suggestion(name, list(known.values()))

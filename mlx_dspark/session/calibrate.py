@@ -141,15 +141,24 @@ def calibrated(parts: Parts, asked: bool | Insist | None, progress: Progress | N
     found = _found(parts, parts.facts, asked, progress)
     if parts.drafter is not None and found.curves is not None:
         _KNOWN[parts.drafter] = found
+        _OF_TARGET[parts.target] = found
     return replace(parts, calibration=found)
 
 
-def known_calibration(drafter: Drafter | None) -> Calibration | None:
-    """What `calibrated` found out about the pair that this drafter was loaded in, if it did."""
-    return None if drafter is None else _KNOWN.get(drafter)
+def known_calibration(target: Target, drafter: Drafter | None) -> Calibration | None:
+    """What `calibrated` found out about this pair, if it did.
+
+    Of a lookup drafter that was loaded with no target, it is what the target's rounds cost beside the drafter
+    that was: looking up costs nothing. Such rounds say nothing of that pair, so none is watched.
+    """
+    if drafter is None or drafter in _KNOWN:
+        return None if drafter is None else _KNOWN[drafter]
+    found = _OF_TARGET.get(target) if all(source.sporadic for source in drafter.sources) else None
+    return None if found is None else replace(found, store=None)
 
 
 _KNOWN: weakref.WeakKeyDictionary[Any, Calibration] = weakref.WeakKeyDictionary()
+_OF_TARGET: weakref.WeakKeyDictionary[Any, Calibration] = weakref.WeakKeyDictionary()
 
 
 def _found(parts: Parts, facts: Mapping[str, str], asked: Insist, progress: Progress | None) -> Calibration:

@@ -43,7 +43,7 @@ def speculative_generate(
             field="max_draft_tokens",
         )
     mode = _mode_of(drafter)
-    ids, known = frozenset(end_ids_of(tokenizer)), known_calibration(drafter)
+    ids, known = frozenset(end_ids_of(tokenizer)), known_calibration(target, drafter)
     parts = Parts(target, tokenizer, drafter, {}, ids, mode, "", max_draft_tokens, calibration=known)
     with parts.session(own_thread=current_thread() is not main_thread()) as session:
         return session.generate(prompt, **options)
@@ -161,5 +161,4 @@ def _mode_of(drafter: Drafter | None) -> str:
     """The mode a drafter amounts to: the model drafter's name, where one is part of it."""
     if drafter is None:
         return "baseline"
-    names = [source.name for source in drafter.sources]
-    return next((name for name in names if name != "lookup"), "lookup")
+    return next((source.name for source in drafter.sources if not source.sporadic), "lookup")

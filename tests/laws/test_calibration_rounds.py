@@ -139,8 +139,8 @@ def test_a_lookup_drafter_finds_what_it_is_timed_on() -> None:
 
     lookup.propose = noted  # type: ignore[method-assign]
     timer = RoundTimer(target, lookup, deep=False)
-    for cap in (1, 6, 32):
-        timer.run(Item(cap, timer.depths[0], "lookup"))
+    for cap, source in ((1, "lookup"), (6, "lookup"), (32, "lookup-long")):
+        timer.run(Item(cap, timer.depths[0], source))
     assert lengths == [1, 6, 32]
 
 

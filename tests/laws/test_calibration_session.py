@@ -225,8 +225,8 @@ def test_times_noted_without_a_price_are_let_go_when_there_is_one(priced: bool) 
 
 
 def test_functions_use_what_load_pair_measured(home: Path, cache: Path, costs: Costs) -> None:
-    _, _, drafter, _ = mlx_dspark.load_pair(home / "model")
-    known = calibrate.known_calibration(drafter)
+    target, _, drafter, _ = mlx_dspark.load_pair(home / "model")
+    known = calibrate.known_calibration(target, drafter)
     assert known is not None
     assert known.curves == next(iter(CalibrationStore(cache).entries())).curves
 

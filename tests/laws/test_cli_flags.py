@@ -351,14 +351,24 @@ def test_a_text_in_place_of_a_number_is_shown_as_one(section: Any, given: dict[s
 def test_variables_that_nothing_reads_are_told_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("MLX_DSPARK_TEMPRATURE", "MLX_DSPARK_MAX_BATCH", "MLX_DSPARK_STEPS"):
+    for name in ("MLX_DSPARK_TEMPRATURE", "MLX_DSPARK_MAX_BATCH", "MLX_DSPARK_MODLE", "MLX_DSPARK_STEPS"):
         monkeypatch.setenv(name, "3")
     monkeypatch.setenv("MLX_DSPARK_TOP_K", "3")
     monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", "/nowhere")
     _given(["--prompt", "hi"], monkeypatch)
     batch, *others = capsys.readouterr().err.splitlines()
     assert batch == "mlx-dspark: MLX_DSPARK_MAX_BATCH is set, and nothing reads it."
-    assert [line.split()[1] for line in others] == ["MLX_DSPARK_STEPS", "MLX_DSPARK_TEMPRATURE"]
-    assert others[1].endswith("Did you mean MLX_DSPARK_TEMPERATURE?")
+    strays = ["MLX_DSPARK_MODLE", "MLX_DSPARK_STEPS", "MLX_DSPARK_TEMPRATURE"]
+    assert [line.split()[1] for line in others] == strays
+    assert others[0].endswith("Did you mean MLX_DSPARK_MODEL?")
+    assert others[2].endswith("Did you mean MLX_DSPARK_TEMPERATURE?")
+
+
+def test_a_model_in_the_environment_is_told_where_it_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_DSPARK_MODEL", "some/model")
+    assert run(["export", "", "somewhere"]) == 2
+    assert "MLX_DSPARK_MODEL is set, and nothing reads it." in capsys.readouterr().err
     assert run(["--version"]) == 0
     assert capsys.readouterr().err == ""

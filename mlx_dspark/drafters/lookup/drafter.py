@@ -19,6 +19,10 @@ LONGEST_DRAFT = 64
 LONG_MATCH = 8
 """A match of this many tokens earns a draft of up to twice its length."""
 
+LOOKUP, LOOKUP_LONG = "lookup", "lookup-long"
+"""Who drafts after a short match, and after a long one: how far a draft is right differs between the two, so
+caps are chosen apart."""
+
 
 @dataclass
 class LongDraftGate:
@@ -71,7 +75,7 @@ class LookupDrafter:
     Raises UsageError when a size is out of range.
     """
 
-    name = "lookup"
+    name = LOOKUP
     taps: tuple[int, ...] = ()
 
     def __init__(self, *, min_n: int = 3, max_n: int = 4, max_draft: int = 6, long_draft: int = 32) -> None:
@@ -98,7 +102,9 @@ class LookupDrafter:
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        return (Source(self.name, self._long, own_length=True),)
+        usual = Source(LOOKUP, self._base, sporadic=True)
+        scaled = Source(LOOKUP_LONG, self._long, sporadic=True, likely=0.9)
+        return (usual, scaled) if self._long > self._base else (usual,)
 
     def bind(self, target: Target) -> None:
         self._vocab = target.spec.vocab
@@ -121,24 +127,26 @@ class LookupDrafter:
         )
 
     def propose(self, rows: LookupRows, ask: Ask) -> Proposal:
-        found = [
-            self._draft(row, anchor, cap)
-            for row, anchor, cap in zip(rows.rows, ask.anchors, ask.caps, strict=True)
-        ]
+        usual, scaled = (
+            [min(cap, most) for cap, most in zip(ask.caps, ask.by_source.get(name, ask.caps), strict=True)]
+            for name in (LOOKUP, LOOKUP_LONG)
+        )
+        asked = zip(rows.rows, ask.anchors, usual, scaled, strict=True)
+        found, source = zip(*(self._draft(*each) for each in asked), strict=True)
         width = max(map(len, found))
         tokens = mx.array([draft + [0] * (width - len(draft)) for draft in found], dtype=mx.int32)
         tokens = tokens.reshape(len(found), width)
-        source = tuple(self.name if draft else "" for draft in found)
         return Proposal(tokens, tuple(map(len, found)), PointMass(tokens, self._vocab), source)
 
-    def _draft(self, row: _Row, anchor: int, cap: int) -> list[int]:
-        match = row.index.match(anchor) if cap else None
+    def _draft(self, row: _Row, anchor: int, usual: int, scaled: int) -> tuple[list[int], str]:
+        """The draft after `anchor`, of as many tokens as the two caps allow, and who drafted it."""
+        row.asked = 0
+        match = row.index.match(anchor) if usual or scaled else None
         if match is None:
-            row.asked = 0
-            return []
+            return [], ""
         start, length = match
-        scaled = length >= LONG_MATCH and row.gate.open
-        size = min(2 * length, self._long) if scaled else self._base
-        draft = [*row.index.tokens[start : start + min(size, cap)], anchor][: min(size, cap)]
+        long = bool(scaled) and self._long > self._base and length >= LONG_MATCH and row.gate.open
+        size = min(2 * length, self._long, scaled) if long else min(self._base, usual)
+        draft = [*row.index.tokens[start : start + size], anchor][:size]
         row.asked = len(draft)
-        return draft
+        return draft, (LOOKUP_LONG if long else LOOKUP) if draft else ""
