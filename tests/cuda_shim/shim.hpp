@@ -140,9 +140,31 @@ inline Dim blockIdx_, gridDim_;
 struct ThreadIdx { int x; };
 #define threadIdx (ThreadIdx{shim::running->thread})
 
+namespace shim {
+
+// Runs a kernel over a grid; what went wrong, or nothing.
+inline const char* launch(void (*kernel)(), Dim grid, int threads) {
+  body = kernel;
+  gridDim_ = grid;
+  try {
+    for (blockIdx_.z = 0; blockIdx_.z < grid.z; blockIdx_.z++)
+      for (blockIdx_.y = 0; blockIdx_.y < grid.y; blockIdx_.y++)
+        for (blockIdx_.x = 0; blockIdx_.x < grid.x; blockIdx_.x++) run_block(threads);
+  } catch (const std::exception& error) {
+    static std::string said;
+    said = error.what();
+    return said.c_str();
+  }
+  return nullptr;
+}
+
+}  // namespace shim
+
 inline void __syncthreads() { shim::pause(shim::Wait::BLOCK); }
 
-inline float __shfl_xor_sync(unsigned, float x, int other) {
+template <typename X>
+inline X __shfl_xor_sync(unsigned, X x, int other) {
+  static_assert(sizeof(X) == 4);
   unsigned word;
   std::memcpy(&word, &x, 4);
   const shim::Lane* warp = shim::meet(&word, 1);

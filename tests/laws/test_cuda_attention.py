@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from mlx_dspark.kernels.cuda_attention.attend import plan, takes
-from tests.cuda_shim.build import Variant, attend, compiled
+from tests.cuda_shim.attention import Variant, attend, compiled
 
 Shapes = tuple[tuple[int, int], int, int]
 """Heads of queries and of keys, width, length."""

@@ -8,10 +8,14 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint
+from mlx_dspark.contracts import Target
 from mlx_dspark.drafters.block import BlockDrafter, Chain, Draw
 from mlx_dspark.drafters.draw import GreedyDraw
 from mlx_dspark.drafters.dspark.backbone import DSparkModel
+from mlx_dspark.drafters.dspark.heads import MarkovHead
 from mlx_dspark.drafters.dspark.host import HostMarkov
+from mlx_dspark.kernels.base import Source
+from mlx_dspark.kernels.cuda_chain.chain import GreedyChain
 
 
 def build_model(checkpoint: DrafterCheckpoint, window: int) -> DSparkModel:
@@ -24,10 +28,22 @@ class DSparkDrafter(BlockDrafter):
 
     model: DSparkModel
     _host_markov: HostMarkov | None = None
+    _device_chain: GreedyChain | None = None
 
     def hold_weights(self, choice: str, cache_dir: Path) -> None:
         super().hold_weights(choice, cache_dir)
         self._host_markov = HostMarkov.of(self.model.get("markov_head"), self.vocab.ids)
+
+    def bind(self, target: Target) -> None:
+        super().bind(target)
+        head = self.model.get("markov_head")
+        if mx.cuda.is_available() and type(head) is MarkovHead:
+            ids = self.vocab.ids
+            chain = GreedyChain.of(Source.of(head.markov_w1), Source.of(head.markov_w2), ids)
+            logits = mx.random.normal((1, 2, self.config.draft_vocab), key=mx.random.key(0)).astype(
+                self.dtype
+            )
+            self._device_chain = chain if chain is not None and chain.right_here(logits) else None
 
     def embed_ids(self, tokens: mx.array) -> mx.array:
         if not self.config.own_embedding:
@@ -61,6 +77,11 @@ class DSparkDrafter(BlockDrafter):
             confidence = self.confidence_logits(hidden, chain.previous)
             return Chain(chain.tokens, base, chain.logits, confidence)
         head = self.model.markov_head
+        if self._device_chain is not None and isinstance(draw, GreedyDraw) and base.dtype == self.dtype:
+            drafts = self._device_chain(base, anchors)
+            previous = head.markov_w1(mx.concatenate([anchors[:, None], drafts[:, :-1]], axis=1))
+            logits = base + head.markov_w2(previous)
+            return Chain(drafts, base, logits, self.confidence_logits(hidden, previous))
         token, state = anchors[:, None], None
         tokens, logits, embedded = [], [], []
         for slot in range(hidden.shape[1]):

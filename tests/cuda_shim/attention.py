@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from string import Template
@@ -15,10 +14,9 @@ from numpy.typing import NDArray
 
 import mlx_dspark.kernels.cuda_attention as home
 from mlx_dspark.kernels.cuda_attention.attend import plan
+from tests.cuda_shim.compiling import HERE, NAMES, changed, compiled_text
 
-HERE = Path(__file__).parent
 SOURCES = Path(home.__file__).parent
-NAMES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,8 @@ class Variant:
 def compiled(variant: Variant, folder: Path, change: tuple[str, str] | None = None) -> ctypes.CDLL:
     """The kernel as a library. `change` replaces a piece of its source, which must be there once."""
     source = {name: (SOURCES / name).read_text() for name in ("attend.cuh", "attend.cu", "combine.cu")}
-    if change is not None:
-        holders = [name for name, text in source.items() if change[0] in text]
-        assert len(holders) == 1, f"{change[0]!r} is in {holders}"
-        assert source[holders[0]].count(change[0]) == 1
-        source[holders[0]] = source[holders[0]].replace(*change)
-    text = Template((HERE / "main.cpp.in").read_text()).substitute(
+    source = changed(source, change)
+    text = Template((HERE / "attention.cpp.in").read_text()).substitute(
         header=source["attend.cuh"],
         body=source["attend.cu"],
         combine=source["combine.cu"],
@@ -52,22 +46,7 @@ def compiled(variant: Variant, folder: Path, change: tuple[str, str] | None = No
         sinks=int(variant.sinks),
         split=int(variant.split),
     )
-    main, library = folder / "main.cpp", folder / "kernel.so"
-    main.write_text(text)
-    command = [
-        "c++",
-        "-std=c++20",
-        "-O1",
-        "-w",
-        "-shared",
-        "-fPIC",
-        f"-I{HERE}",
-        "-o",
-        str(library),
-        str(main),
-    ]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    found = ctypes.CDLL(str(library))
+    found = compiled_text(text, folder)
     found.attend.restype = ctypes.c_char_p
     return found
 
