@@ -15,6 +15,9 @@ from mlx_dspark.foundation.errors import BadCheckpoint
 
 Shape = tuple[int, ...]
 
+NOISE_FEATURES = 128
+"""Sines and cosines that a slot's noise level is given to `log_snr_embed` as."""
+
 
 @dataclass(frozen=True)
 class DrafterConfig:
@@ -24,6 +27,8 @@ class DrafterConfig:
     embedding output. `first_slot` is the first block slot that predicts (0: the anchor slot predicts too).
     `layer_causal[i]` and `layer_windows[i]` (positions, None = unbounded) are the mask of drafter layer `i`.
     `target_layers` is None where the file does not tell. `softcap` None means no cap.
+    With `gated`, a head's queries come with a gate on what it gives. With `noise_levels`, anchor and masks
+    each have a constant added to their embeddings, which `log_snr_embed` makes.
     """
 
     family: Literal["dspark", "dflash"]
@@ -49,6 +54,8 @@ class DrafterConfig:
     rope_options: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     target_layers: int | None = None
     values_from_keys: bool = False
+    gated: bool = False
+    noise_levels: bool = False
     markov: Literal["none", "vanilla", "gated", "rnn"] = "none"
     markov_rank: int = 0
     confidence: bool = False
@@ -99,7 +106,7 @@ def _layer_tensors(config: DrafterConfig) -> dict[str, Shape]:
     hidden, wide = config.hidden, config.intermediate
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     linear: dict[str, Shape] = {
-        "q_proj": (queries, hidden),
+        "q_proj": (queries * (2 if config.gated else 1), hidden),
         "k_proj": (keys, hidden),
         "v_proj": (keys, hidden),
         "o_proj": (hidden, queries),

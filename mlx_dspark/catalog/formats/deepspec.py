@@ -9,8 +9,9 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from mlx_dspark.catalog.formats import rope, shared
+from mlx_dspark.catalog.formats import rope, shared, variants
 from mlx_dspark.catalog.formats.base import (
+    NOISE_FEATURES,
     DrafterCheckpoint,
     DrafterConfig,
     Shape,
@@ -21,13 +22,15 @@ from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.errors import BadCheckpoint
 
 PACKAGING = "deepspec"
-ARCHITECTURES = {"Qwen3DSparkModel": "qwen3", "Gemma4DSparkModel": "gemma4"}
+ARCHITECTURES = {"Qwen3DSparkModel": "qwen3", "Gemma4DSparkModel": "gemma4", "Qwen35DSparkModel": "qwen3"}
 SLOT_KEYS = ("block_size", "mask_token_id", "target_layer_ids")
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
 
 def claims(config: Fields) -> bool:
     """Whether config.json is of this packaging: by architecture, or nameless with the slot keys on top."""
+    if variants.elsewhere(config):
+        return False
     architectures = config.texts("architectures")
     if any(name in ARCHITECTURES for name in architectures):
         return True
@@ -37,15 +40,29 @@ def claims(config: Fields) -> bool:
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    weights = _without_prefix(weights)
-    translated = translate(config, weights)
+    weights = without_prefix(weights)
+    return checked(PACKAGING, config, translate(config, weights), weights, files)
+
+
+def checked(
+    packaging: str,
+    config: Fields,
+    translated: DrafterConfig,
+    weights: Mapping[str, mx.array],
+    files: tuple[Path, ...],
+) -> DrafterCheckpoint:
+    """The checkpoint of a head in these numbers; its tensors must be exactly those it needs.
+
+    Raises BadCheckpoint naming the tensors that are not.
+    """
     d2t = _offsets(config, weights, translated)
     trained = {name: weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
     check_tensors(trained, expected_tensors(translated), config.file.parent)
-    return DrafterCheckpoint(PACKAGING, translated, trained, files, d2t)
+    return DrafterCheckpoint(packaging, translated, trained, files, d2t)
 
 
-def _without_prefix(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+def without_prefix(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The same weights without a leading `model.`, where every name has it."""
     if weights and all(name.startswith("model.") for name in weights):
         return {name.removeprefix("model."): weight for name, weight in weights.items()}
     return dict(weights)
@@ -205,7 +222,15 @@ def expected_tensors(config: DrafterConfig) -> dict[str, Shape]:
         expected["embed_tokens.weight"] = (config.vocab, config.hidden)
     if config.own_head or config.draft_vocab < config.vocab:
         expected["lm_head.weight"] = (config.draft_vocab, config.hidden)
+    if config.noise_levels:
+        expected |= _noise_tensors(config.hidden)
     return expected | _expected_heads(config)
+
+
+def _noise_tensors(hidden: int) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {"fc1": (hidden, NOISE_FEATURES), "fc2": (hidden, hidden)}
+    weights: dict[str, Shape] = {f"log_snr_embed.{name}.weight": shape for name, shape in shapes.items()}
+    return weights | {f"log_snr_embed.{name}.bias": (hidden,) for name in shapes}
 
 
 def _expected_heads(config: DrafterConfig) -> dict[str, Shape]:

@@ -7,20 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from mlx_dspark.catalog.formats import deepspec, packing, zlab
+from mlx_dspark.catalog.formats import deepspec, lfm2, nvfp4, packing, prism, qwen35, refusals, variants, zlab
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.fields import Fields, read_config
-from mlx_dspark.catalog.formats.tensors import read_tensors
+from mlx_dspark.catalog.formats.tensors import read_tensors, tensor_names
+from mlx_dspark.catalog.gguf.drafter import converted, gguf_file
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.mlx_lm_models import knows_model_type
 from mlx_dspark.foundation.errors import ModelNotFound, UnsupportedModel
+from mlx_dspark.foundation.paths import default_cache_dir
 
-ADAPTERS = (deepspec, zlab)
+ADAPTERS = (deepspec, zlab, qwen35, lfm2, prism)
 
 _WHOLE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-
-OTHER_KINDS = ("eagle", "mtp", "laguna", "mimo", "muse_glimmer_assistant", "dfly", "medusa")
-"""Other drafting methods, found in `architectures` or `model_type`."""
 
 ORDINARY = {
     "enable_qwen35_gated_q_proj": False,
@@ -35,22 +34,34 @@ ORDINARY = {
 other value is math that is not built here, and ignoring it would draft noise."""
 
 
-def read_drafter(folder: Path) -> DrafterCheckpoint:
+def read_drafter(path: Path, *, cache_dir: Path | None = None) -> DrafterCheckpoint:
     """Read a drafter checkpoint: its config, checked, and its weights, checked against it.
 
-    Raises ModelNotFound, BadCheckpoint or UnsupportedModel; each names the file, key or tensor.
+    `path` is a folder or a GGUF file, or a folder with nothing but one; that is converted once and kept in
+    `cache_dir` (None: the program's own). Raises ModelNotFound, BadCheckpoint or UnsupportedModel;
+    each names the file, key or tensor.
     """
+    with reading(path):
+        if not path.exists():
+            raise ModelNotFound(f"There is no drafter at {path}.", "Check the path.", field="drafter")
+        packed_file = gguf_file(path)
+    if packed_file is not None:
+        path = converted(packed_file, default_cache_dir() if cache_dir is None else cache_dir)
+    return _read_folder(path)
+
+
+def _read_folder(folder: Path) -> DrafterCheckpoint:
     with reading(folder):
-        if not folder.exists():
-            raise ModelNotFound(f"There is no drafter at {folder}.", "Check the path.", field="drafter")
-        if _is_gguf(folder):
-            _refuse(folder, "a GGUF file and no drafter folder")
         config = read_config(folder)
+    _refuse_other_methods(config, folder)
     _refuse_language_model(config)
     _refuse_other_packagings(config)
-    stored = packing.declared(config)
-    weights, files = read_tensors(folder, packed=stored is not None)
+    stored, four_bits = packing.declared(config), nvfp4.declared(config)
+    kinds = packing.DTYPES if stored is not None else nvfp4.DTYPES if four_bits else frozenset()
+    weights, files = read_tensors(folder, packed=kinds)
     packed = None
+    if four_bits:
+        weights = nvfp4.unpacked(weights, folder)
     if stored is not None:
         weights, packed = packing.unpacked(weights, stored, folder)
     _refuse_markov_hybrid(config, weights)
@@ -72,11 +83,17 @@ def _refuse_language_model(config: Fields) -> None:
         )
 
 
-def _is_gguf(path: Path) -> bool:
-    if path.is_file():
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    return not (path / "config.json").exists() and any(path.glob("*.gguf"))
+def _refuse_other_methods(config: Fields, folder: Path) -> None:
+    """Where no packaging claims the folder, its keys and tensors may still name another method."""
+    if any(adapter.claims(config) for adapter in ADAPTERS):
+        return
+    found = refusals.named(config) or refusals.of_content(config, tensor_names(folder))
+    if found is not None:
+        _refuse_method(config, *found)
+
+
+def _refuse_method(config: Fields, sign: str, method: refusals.Method) -> NoReturn:
+    _refuse(config.file, f"a drafter of another kind ({sign}): {method.name}", why=method.why)
 
 
 def _refuse_other_packagings(config: Fields) -> None:
@@ -87,16 +104,20 @@ def _refuse_other_packagings(config: Fields) -> None:
         algorithm = config.text("speculators_model_type", speculators.text("algorithm", "unknown"))
         _refuse(where, f"a drafter in the speculators packaging (algorithm {algorithm!r})")
     for key in ("quantization", "quantization_config"):
-        if key in config and not (key == packing.KEY and packing.declared(config)):
+        known = packing.declared(config) if key == packing.KEY else nvfp4.declared(config)
+        if key in config and not known:
             method = config.section(key).values.get("quant_method", "already quantized")
-            _refuse(where, f"a quantized drafter ({key}: {method})", key)
+            _refuse(where, f"a quantized drafter ({key}: {method})", field=key)
     if any(key.startswith("dspark_") for key in config.values) and "block_size" not in config:
-        _refuse(where, "a full model with an embedded drafter")
+        _refuse(where, *refusals.EMBEDDED)
     _refuse_by_dflash_section(config)
+    known = variants.known_keys(config)
     for key, ordinary in ORDINARY.items():
+        if key in known:
+            continue
         for values in (config.values, config.section("dflash_config").values):
             if values.get(key, ordinary) is not ordinary:
-                _refuse(where, f"a head for hybrid targets ({key})", key)
+                _refuse(where, f"a head for hybrid targets ({key})", field=key)
     _refuse_by_name(config)
 
 
@@ -107,25 +128,20 @@ def _refuse_by_dflash_section(config: Fields) -> None:
     if "projector_type" in dflash:
         kind = dflash.text("projector_type", "")
         _refuse(config.file, f"a drafter in the SpecForge packaging (projector_type {kind!r})")
-    named = ", ".join(name for name in architectures if "DSpark" in name)
-    if named and "target_layer_ids" in dflash and "target_layer_ids" not in config:
-        _refuse(config.file, f"a DSpark head with its taps inside dflash_config ({named})")
 
 
 def _refuse_by_name(config: Fields) -> None:
-    names = (*config.texts("architectures"), config.text("model_type", ""))
-    for name in names:
-        for kind in OTHER_KINDS:
-            if kind.replace("_", "") in name.lower().replace("_", ""):
-                _refuse(config.file, f"a drafter of another kind ({name})")
-        if "DSpark" in name and name not in deepspec.ARCHITECTURES:
+    if (found := refusals.named(config)) is not None:
+        _refuse_method(config, *found)
+    for name in config.texts("architectures"):
+        if "DSpark" in name and name not in deepspec.ARCHITECTURES and not variants.lfm2(config):
             _refuse(config.file, f"a DSpark variant ({name})")
 
 
 def _refuse_markov_hybrid(config: Fields, weights: Iterable[str]) -> None:
     markov = config.whole("markov_rank", 0, low=0) or any("markov_head." in name for name in weights)
     if markov and zlab.claims(config) and not deepspec.claims(config):
-        _refuse(config.file, "a DFlash head with a Markov head")
+        _refuse(config.file, *refusals.HYBRID)
 
 
 def _adapter(config: Fields):
@@ -147,9 +163,10 @@ def _adapter(config: Fields):
     return claimants[0]
 
 
-def _refuse(where: Path, what: str, field: str = "drafter") -> NoReturn:
+def _refuse(where: Path, what: str, why: str = "", field: str = "drafter") -> NoReturn:
+    reason = f": {why}" if why else ""
     raise UnsupportedModel(
-        f"{where} is {what}, which is not supported.",
+        f"{where} is {what}, which is not supported{reason}.",
         "Use a DSpark (DeepSpec) or DFlash (z-lab) drafter, lookup drafting, or none.",
         field=field,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_dspark.catalog.formats import rope, shared
+from mlx_dspark.catalog.formats import rope, shared, variants
 from mlx_dspark.catalog.formats.base import (
     DrafterCheckpoint,
     DrafterConfig,
@@ -31,6 +31,8 @@ EITHER_PLACE = (
 
 def claims(config: Fields) -> bool:
     """Whether config.json is of this packaging."""
+    if variants.lfm2(config):
+        return False
     return ARCHITECTURE in config.texts("architectures") or "dflash_config" in config
 
 
