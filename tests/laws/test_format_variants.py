@@ -202,6 +202,23 @@ def test_a_share_of_a_head_rotates_as_an_option_nested_or_not(tmp_path: Path) ->
     assert read_drafter(put(folder, config, weights)).config.rope_options == {"partial_rotary_factor": 0.25}
 
 
+def test_nvfp4_may_be_declared_in_a_file_of_its_own(tmp_path: Path) -> None:
+    folder = saved("nvfp4", tmp_path)
+    wanted = read_drafter(folder).weights
+    mx.eval(wanted)
+    config, weights = opened(folder)
+    algorithm = config.pop("quantization_config")["quant_algo"]
+    put(folder, config, weights)
+    own = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": algorithm}}
+    (folder / nvfp4.BESIDE).write_text(json.dumps(own))
+    found = read_drafter(folder).weights
+    assert all(mx.array_equal(found[name], weight) for name, weight in wanted.items())
+    (folder / nvfp4.BESIDE).write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
+    assert "modelopt's FP8" in _refused(UnsupportedModel, folder)
+    (folder / nvfp4.BESIDE).write_text("{")
+    assert nvfp4.BESIDE in _refused(BadCheckpoint, folder)
+
+
 def _refused(kind: type[LoadError], folder: Path) -> str:
     with pytest.raises(kind) as caught:
         read_drafter(folder)

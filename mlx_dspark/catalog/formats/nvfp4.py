@@ -13,10 +13,11 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from mlx_dspark.catalog.folder import read_json
 from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
 
-KEY = "quantization_config"
+KEY, BESIDE = "quantization_config", "hf_quant_config.json"
 DTYPES = frozenset({"U8", "F8_E4M3"})
 ALGORITHMS = ("NVFP4", "W4A16_NVFP4")
 GROUP = 16
@@ -28,14 +29,19 @@ E2M1 = np.concatenate([_MAGNITUDES, -_MAGNITUDES])
 
 
 def declared(config: Fields) -> bool:
-    """Whether config.json says modelopt's NVFP4. Raises UnsupportedModel for another format of modelopt's."""
-    section = config.section(KEY)
-    if section.values.get("quant_method") != "modelopt":
+    """Whether config.json, or else hf_quant_config.json beside it, says modelopt's NVFP4.
+
+    Raises UnsupportedModel for another format of modelopt's, BadCheckpoint for a file that cannot be read.
+    """
+    section, beside = config.section(KEY), config.file.with_name(BESIDE)
+    if KEY not in config and beside.is_file():
+        section = Fields(read_json(beside), beside).section("quantization")
+    elif section.values.get("quant_method") != "modelopt":
         return False
     algorithm = section.text("quant_algo", "unknown")
     if algorithm not in ALGORITHMS:
         raise UnsupportedModel(
-            f"{config.file} declares modelopt's {algorithm}, which is not supported.",
+            f"{section.file} declares modelopt's {algorithm}, which is not supported.",
             "Use the drafter in NVFP4 or without quantization.",
             field=KEY,
         )
