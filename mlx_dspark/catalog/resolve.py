@@ -84,7 +84,8 @@ def resolve_model(
 
 
 def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progress = silent) -> ModelRef:
-    """Find, and where needed fetch, the folder of a drafter: an existing path or a hub id `owner/name`.
+    """Find, and where needed fetch, a drafter: an existing folder or GGUF file, a hub id `owner/name`, or
+    `gguf:owner/name/file.gguf` for one such file of the hub.
 
     Python code in it is no reason to refuse it, since none of it is run. The content is checked when it is
     loaded. Raises ModelNotFound, DownloadError, BadCheckpoint or UnsupportedModel.
@@ -97,14 +98,18 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
     path = _path(name)
     if _kind(name, path) != "absent":
         return ModelRef(path.resolve().name, path.resolve(), "folder", str(path))
+    if name.startswith(_GGUF):
+        return _hub_file(name, offline, progress)
     if is_hub_id(name):
         folder = fetch_repository(
             name, offline=offline, trust_remote_code=True, progress=progress, what="drafter"
         )
         return ModelRef(name, folder, "folder", name)
     raise ModelNotFound(
-        f"There is no drafter {name!r}: neither a folder nor a hub id.",
-        _near(name, ()) or "Name the folder or the hub id of a DSpark or DFlash drafter.",
+        f"There is no drafter {name!r}: neither a folder, a .gguf file nor a hub id.",
+        _hub_file_hint(name)
+        or _near(name, ())
+        or "Name the folder or the hub id of a DSpark or DFlash drafter.",
         field="drafter",
     )
 

@@ -111,6 +111,7 @@ def host_layer(layer: BlockLayer, rope: HostRoPE) -> BlockLayer:
     fits = (
         type(layer) is BlockLayer
         and not attention.shape.value_norm
+        and not attention.shape.gated
         and isinstance(layer.mlp, HeldSwiglu)
         and all(isinstance(linear, HeldLinear) for linear in linears)
         and all(isinstance(norm, HostRMSNorm) for norm in norms)

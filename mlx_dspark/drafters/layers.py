@@ -24,6 +24,7 @@ def attentions(config: DrafterConfig, window: int) -> list[ContextAttention]:
         value_norm=gemma4,
         values_from_keys=config.values_from_keys,
         sinks=config.sinks,
+        gated=config.gated,
     )
     rope = Rope(config.head_dim, config.rope_theta, config.rope_kind, config.rope_options)
     masks = map(BlockMask, config.layer_causal, config.layer_windows)

@@ -21,8 +21,8 @@ FAMILIES = {
 }
 """Module and class per family; a module is imported when its family is first loaded."""
 
-NEVER_QUANTIZED = ("_conv.", "candidate_selector.")
-"""In the names of small modules that decide much: DFlash 2's convolutions and its selector."""
+NEVER_QUANTIZED = ("_conv.", "candidate_selector.", "log_snr_embed.")
+"""In the names of small modules that decide much: DFlash 2's convolutions and selector, noise levels."""
 
 
 def load_drafter(
@@ -34,7 +34,7 @@ def load_drafter(
     confidence_threshold: float | Literal["auto"] = 0.0,
     dtype: mx.Dtype | None = None,
 ) -> BlockDrafter:
-    """Load the DSpark, DFlash or DFlash 2 drafter in folder `path`; it must then be bound to its target.
+    """Load the drafter in `path`, a folder or a GGUF file; it must then be bound to its target.
 
     `quantize_bits` (4, 8, or 0 for none) and `group_size` (32, 64, 128) are of MLX's affine quantization;
     layers whose width is not a multiple of the group stay as they are. None stands for 4, or for none where
@@ -79,7 +79,7 @@ def load_drafter(
     drafter: BlockDrafter = build(
         checkpoint.config, model, dtype, d2t=checkpoint.d2t, confidence_threshold=confidence_threshold
     )
-    drafter.folder = path
+    drafter.folder = checkpoint.files[0].parent
     return drafter
 
 
@@ -90,10 +90,8 @@ def _check(name: str, value: float | str | None, good: bool, want: str) -> None:
 
 def _compute_dtype(checkpoint: DrafterCheckpoint) -> mx.Dtype:
     """Half precision is slower than float32 on the CPU; float16 overflows in some heads' residuals."""
-    stored = checkpoint.weights["fc.weight"].dtype
-    if mx.default_device().type == mx.DeviceType.cpu:
-        return mx.float32
-    return mx.bfloat16 if stored == mx.float16 else stored
+    wide = all(weight.dtype == mx.float32 for weight in checkpoint.weights.values())
+    return mx.float32 if wide or mx.default_device().type == mx.DeviceType.cpu else mx.bfloat16
 
 
 def _load_packed(

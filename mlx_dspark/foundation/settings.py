@@ -69,7 +69,7 @@ class LoadSettings(Settings):
     drafter: Annotated[
         str | os.PathLike[str] | None,
         About(
-            Words("a folder or a repository"),
+            Words("a folder, a repository or a GGUF file"),
             "A DSpark or DFlash drafter made for the model; its own config says which of the two it is.",
             unset="the one shipped with the model, if any",
         ),

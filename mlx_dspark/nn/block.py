@@ -46,6 +46,7 @@ class AttentionShape:
 
     `value_norm` normalises values without a weight; `values_from_keys` takes them from the key projection.
     `sinks`: each head has a learned logit that takes weight and gives no value.
+    `gated`: the query projection also gives each head a gate, whose sigmoid is on what the head gives.
     """
 
     hidden: int
@@ -58,6 +59,7 @@ class AttentionShape:
     value_norm: bool = False
     values_from_keys: bool = False
     sinks: bool = False
+    gated: bool = False
 
 
 class ContextAttention(nn.Module):
@@ -66,7 +68,7 @@ class ContextAttention(nn.Module):
     def __init__(self, shape: AttentionShape, rope: Rope, mask: BlockMask, drafting_window: int) -> None:
         super().__init__()
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, queries, bias=shape.bias)
+        self.q_proj = nn.Linear(shape.hidden, queries * (2 if shape.gated else 1), bias=shape.bias)
         self.k_proj = nn.Linear(shape.hidden, keys, bias=shape.bias)
         if not shape.values_from_keys:
             self.v_proj = nn.Linear(shape.hidden, keys, bias=shape.bias)
@@ -96,7 +98,8 @@ class ContextAttention(nn.Module):
         self, x: mx.array, rows: Sequence[ContextLayer] | Surroundings, position: int | mx.array
     ) -> mx.array:
         """`[rows, block, hidden]` to the same; slot 0 of each row sits at `position`."""
-        queries = self.rope(self.q_norm(self._heads(self.q_proj(x))), position)
+        queries, gate = self._queries(x)
+        queries = self.rope(queries, position)
         keys, values = self.keys_values(x)
         keys = self.rope(keys, position)
         if callable(rows):
@@ -107,7 +110,17 @@ class ContextAttention(nn.Module):
                 for r, row in enumerate(rows)
             ]
             joined = attended[0] if len(attended) == 1 else mx.concatenate(attended)
-        return self.o_proj(joined.swapaxes(1, 2).flatten(2))
+        joined = joined.swapaxes(1, 2).flatten(2)
+        return self.o_proj(joined if gate is None else joined * mx.sigmoid(gate))
+
+    def _queries(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Queries `[rows, heads, width, head_dim]`, normed but not rotated, and gates `[rows, width, heads *
+        head_dim]`, None without."""
+        projected, gate = self.q_proj(x), None
+        if self.shape.gated:
+            projected, gate = mx.split(projected.reshape(*x.shape[:2], self.shape.heads, -1), 2, axis=-1)
+            gate = gate.flatten(2)
+        return self.q_norm(self._heads(projected)), gate
 
     def _attend(self, queries: mx.array, keys: mx.array, values: mx.array, row: ContextLayer) -> mx.array:
         mask = self.mask.of(row.visible(self.span), queries.shape[2])

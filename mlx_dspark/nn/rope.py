@@ -1,6 +1,8 @@
 """Rotary position embedding in the variants that drafter configs declare.
 
-Pairs are (i, i + dims / 2); positions are absolute. The formulas are those of transformers'
+Pairs are (i, i + dims / 2), with the kind `interleaved` (2i, 2i + 1); with the kind `partial` only the first
+`partial_rotary_factor` of the dimensions rotate, and `dims` above is their number. Positions are absolute.
+The formulas are those of transformers'
 `modeling_rope_utils`; YaRN is Peng et al. 2023, "YaRN: efficient context window extension".
 """
 
@@ -13,17 +15,20 @@ import mlx.core as mx
 
 
 class Rope:
-    """Rotates `[rows, heads, width, dims]`; `kind` is default, linear, llama3, yarn or proportional."""
+    """Rotates `[rows, heads, width, dims]`; `kind` is default, partial, interleaved, linear, llama3, yarn or
+    proportional."""
 
     def __init__(
         self, dims: int, theta: float, kind: str = "default", options: Mapping[str, float] | None = None
     ) -> None:
-        self.dims = dims
+        options = options or {}
+        self.dims = int(dims * options["partial_rotary_factor"]) if kind == "partial" else dims
+        self.interleaved = kind == "interleaved"
         self.theta = theta
         self.magnitude = 1.0
         self._wavelengths: mx.array | None = None
-        if kind != "default":
-            inverse, self.magnitude = inverse_frequencies(dims, theta, kind, options or {})
+        if kind not in ("default", "partial", "interleaved"):
+            inverse, self.magnitude = inverse_frequencies(dims, theta, kind, options)
             self._wavelengths = mx.array([1 / f if f else math.inf for f in inverse], dtype=mx.float32)
 
     def __call__(self, x: mx.array, position: int | mx.array) -> mx.array:
@@ -33,7 +38,7 @@ class Rope:
         return mx.fast.rope(
             x,
             self.dims,
-            traditional=False,
+            traditional=self.interleaved,
             base=self.theta if self._wavelengths is None else None,
             scale=1.0,
             offset=position,

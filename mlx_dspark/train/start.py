@@ -84,7 +84,7 @@ def existing_drafter(folder: Path, target: DenseTarget) -> Start:
             field="warm_start",
         )
     check_fit(checkpoint.config, target)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((checkpoint.files[0].parent / "config.json").read_text(encoding="utf-8"))
     config.pop(packing.KEY, None)
     weights = {name: weight.astype(mx.float32) for name, weight in checkpoint.weights.items()}
     mx.eval(weights)

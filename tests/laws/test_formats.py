@@ -237,28 +237,27 @@ def test_shards(save: Save, tmp_path: Path) -> None:
         ({"speculators_model_type": "eagle3"}, "speculators packaging (algorithm 'eagle3')"),
         ({"speculators_config": {"algorithm": "dflash2"}}, "speculators packaging (algorithm 'dflash2')"),
         (
-            {"quantization_config": {"quant_method": "modelopt"}},
-            "quantized drafter (quantization_config: modelopt)",
+            {"quantization_config": {"quant_method": "gptq"}},
+            "quantized drafter (quantization_config: gptq)",
         ),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "modelopt's FP8"),
         ({"quantization": {"bits": 4, "group_size": 16, "mode": "nvfp4"}}, "quantized drafter"),
         ({"dspark_layers": 2, "block_size": None}, "full model with an embedded drafter"),
         ({"dflash_config": {"projector_type": "domino"}}, "SpecForge packaging (projector_type 'domino')"),
-        (
-            {
-                "architectures": ["Lfm2DSparkDraftModel"],
-                "target_layer_ids": None,
-                "dflash_config": {"target_layer_ids": [0, 1]},
-            },
-            "taps inside dflash_config (Lfm2DSparkDraftModel)",
-        ),
-        ({"architectures": ["Qwen35DSparkModel"]}, "DSpark variant (Qwen35DSparkModel)"),
         ({"architectures": ["DSparkDraftModel"]}, "DSpark variant (DSparkDraftModel)"),
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "another kind (LlamaForCausalLMEagle3)"),
-        ({"architectures": ["Qwen3MTPModel"]}, "another kind (Qwen3MTPModel)"),
+        (
+            {"architectures": ["LlamaForCausalLMEagle3"]},
+            "another kind (LlamaForCausalLMEagle3): an EAGLE-3 head",
+        ),
+        ({"architectures": ["EagleLlamaModel"]}, "another kind (EagleLlamaModel): an EAGLE head, which is"),
+        ({"architectures": ["MedusaModel"]}, "another kind (MedusaModel): a Medusa head"),
+        ({"model_type": "mimo_dflash"}, "another kind (mimo_dflash): a MiMo head"),
+        ({"architectures": ["X"], "block_size": None, "medusa_num_heads": 4}, "(medusa_num_heads): a Medusa"),
+        ({"architectures": ["X"], "block_size": None, "hydra_num_heads": 4}, "(hydra_num_heads): a Hydra"),
+        ({"architectures": ["Qwen3MTPModel"]}, "(Qwen3MTPModel): a head for multi-token prediction (MTP)"),
         ({"architectures": ["MuseGlimmerAssistantModel"]}, "another kind (MuseGlimmerAssistantModel)"),
         ({"model_type": "laguna_dflash"}, "another kind (laguna_dflash)"),
         ({"model_type": "muse_glimmer_assistant"}, "another kind (muse_glimmer_assistant)"),
-        ({"enable_qwen35_gated_q_proj": True}, "hybrid targets (enable_qwen35_gated_q_proj)"),
         ({"dflash_config": {"rope_is_neox_style": False}}, "hybrid targets (rope_is_neox_style)"),
         ({"rope_is_neox_style": False}, "hybrid targets (rope_is_neox_style)"),
         ({"architectures": ["DFlashDraftModel"], "attention_sink_bias": True}, "(attention_sink_bias)"),
@@ -283,11 +282,21 @@ def test_other_packagings_are_refused_by_name(keys: dict[str, Any], named: str, 
     assert named in refusal(UnsupportedModel, save_tiny_dspark(tmp_path, **keys))
 
 
-def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
-    file = tmp_path / "drafter.gguf"
-    file.write_bytes(b"GGUF" + bytes(100))
-    assert "GGUF" in refusal(UnsupportedModel, file)
-    assert "GGUF" in refusal(UnsupportedModel, tmp_path)
+@pytest.mark.parametrize(
+    ("tensor", "named"),
+    [
+        ("midlayer.self_attn.q_proj.weight", "an EAGLE-3 head, which is not supported: it drafts token by"),
+        ("mtp.fc.weight", "a head for multi-token prediction (MTP), which is not supported: it is a layer"),
+        ("medusa_head.0.0.linear.weight", "a Medusa head, which is not supported: it guesses every"),
+    ],
+)
+def test_nameless_heads_of_other_kinds_are_known_by_their_tensors(
+    tensor: str, named: str, tmp_path: Path
+) -> None:
+    """EAGLE-3 heads are published as `LlamaForCausalLM`, too."""
+    folder = without(save_tiny_dspark(tmp_path, architectures=["LlamaForCausalLM"]), "block_size")
+    rewrite(folder, {tensor: mx.ones((2, 2)), "fc.weight": mx.ones((2, 2))})
+    assert f"({tensor}): {named}" in refusal(UnsupportedModel, folder)
 
 
 @pytest.mark.parametrize(

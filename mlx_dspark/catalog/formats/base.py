@@ -18,6 +18,9 @@ Shape = tuple[int, ...]
 SINKS = "self_attn.attention_sink_bias"
 """The sinks within a layer."""
 
+NOISE_FEATURES = 128
+"""Sines and cosines that a slot's noise level is given to `log_snr_embed` as."""
+
 
 @dataclass(frozen=True)
 class Selector:
@@ -43,8 +46,10 @@ class DrafterConfig:
     embedding output. `first_slot` is the first block slot that predicts (0: the anchor slot predicts too).
     `layer_causal[i]` and `layer_windows[i]` (positions, None = unbounded) are the mask of drafter layer `i`.
     `target_layers` is None where the file does not tell. `softcap` None means no cap. With `sinks`, each
-    attention head has a learned logit that takes weight and gives no value. `selector` and `convolution`
-    belong to the family `dflash2`, None elsewhere.
+    attention head has a learned logit that takes weight and gives no value. With `gated`, a head's queries
+    come with a gate on what it gives. With `noise_levels`, anchor and masks each have a constant added to
+    their embeddings, which `log_snr_embed` makes. `selector` and `convolution` belong to family `dflash2`,
+    None elsewhere.
     """
 
     family: Literal["dspark", "dflash", "dflash2"]
@@ -71,6 +76,8 @@ class DrafterConfig:
     target_layers: int | None = None
     values_from_keys: bool = False
     sinks: bool = False
+    gated: bool = False
+    noise_levels: bool = False
     markov: Literal["none", "vanilla", "gated", "rnn"] = "none"
     markov_rank: int = 0
     confidence: bool = False
@@ -123,7 +130,7 @@ def _layer_tensors(config: DrafterConfig) -> dict[str, Shape]:
     hidden, wide = config.hidden, config.intermediate
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     linear: dict[str, Shape] = {
-        "q_proj": (queries, hidden),
+        "q_proj": (queries * (2 if config.gated else 1), hidden),
         "k_proj": (keys, hidden),
         "v_proj": (keys, hidden),
         "o_proj": (hidden, queries),

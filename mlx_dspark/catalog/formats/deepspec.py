@@ -9,8 +9,9 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from mlx_dspark.catalog.formats import markers, rope, shared
+from mlx_dspark.catalog.formats import markers, rope, shared, variants
 from mlx_dspark.catalog.formats.base import (
+    NOISE_FEATURES,
     DrafterCheckpoint,
     DrafterConfig,
     Shape,
@@ -21,14 +22,14 @@ from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.errors import BadCheckpoint
 
 PACKAGING = "deepspec"
-ARCHITECTURES = {"Qwen3DSparkModel": "qwen3", "Gemma4DSparkModel": "gemma4"}
+ARCHITECTURES = {"Qwen3DSparkModel": "qwen3", "Gemma4DSparkModel": "gemma4", "Qwen35DSparkModel": "qwen3"}
 SLOT_KEYS = ("block_size", "mask_token_id", "target_layer_ids")
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
 
 def claims(config: Fields) -> bool:
     """Whether config.json is of this packaging: by architecture, or nameless with the slot keys on top."""
-    if markers.elsewhere(config):
+    if markers.elsewhere(config) or variants.elsewhere(config):
         return False
     architectures = config.texts("architectures")
     if any(name in ARCHITECTURES for name in architectures):
@@ -221,7 +222,15 @@ def expected_tensors(config: DrafterConfig) -> dict[str, Shape]:
         expected["embed_tokens.weight"] = (config.vocab, config.hidden)
     if config.own_head or config.draft_vocab < config.vocab:
         expected["lm_head.weight"] = (config.draft_vocab, config.hidden)
+    if config.noise_levels:
+        expected |= _noise_tensors(config.hidden)
     return expected | _expected_heads(config)
+
+
+def _noise_tensors(hidden: int) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {"fc1": (hidden, NOISE_FEATURES), "fc2": (hidden, hidden)}
+    weights: dict[str, Shape] = {f"log_snr_embed.{name}.weight": shape for name, shape in shapes.items()}
+    return weights | {f"log_snr_embed.{name}.bias": (hidden,) for name in shapes}
 
 
 def _expected_heads(config: DrafterConfig) -> dict[str, Shape]:

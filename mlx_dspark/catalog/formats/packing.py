@@ -17,6 +17,7 @@ from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.errors import BadCheckpoint
 
 KEY = "quantization"
+DTYPES = frozenset({"U32"})
 BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
 
 

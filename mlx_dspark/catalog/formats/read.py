@@ -10,26 +10,31 @@ from typing import NoReturn
 from mlx_dspark.catalog.formats import (
     deepspec,
     dflash2,
+    lfm2,
     markers,
     nemotron,
+    nvfp4,
     packing,
+    prism,
+    qwen35,
+    refusals,
     specforge,
     speculators,
+    variants,
     zlab,
 )
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.fields import Fields, read_config
-from mlx_dspark.catalog.formats.tensors import read_tensors
+from mlx_dspark.catalog.formats.tensors import read_tensors, tensor_names
+from mlx_dspark.catalog.gguf.drafter import converted, gguf_file
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.mlx_lm_models import knows_model_type
 from mlx_dspark.foundation.errors import ModelNotFound, UnsupportedModel
+from mlx_dspark.foundation.paths import default_cache_dir
 
-ADAPTERS = (deepspec, dflash2, zlab, speculators, specforge, nemotron)
+ADAPTERS = (deepspec, dflash2, zlab, speculators, specforge, nemotron, qwen35, lfm2, prism)
 
 _WHOLE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-
-OTHER_KINDS = ("eagle", "mtp", "laguna", "mimo", "muse_glimmer_assistant", "dfly", "medusa")
-"""Other drafting methods, found in `architectures` or `model_type`."""
 
 ORDINARY = {
     "enable_qwen35_gated_q_proj": False,
@@ -44,22 +49,34 @@ ORDINARY = {
 other value is math that is not built here, and ignoring it would draft noise."""
 
 
-def read_drafter(folder: Path) -> DrafterCheckpoint:
+def read_drafter(path: Path, *, cache_dir: Path | None = None) -> DrafterCheckpoint:
     """Read a drafter checkpoint: its config, checked, and its weights, checked against it.
 
-    Raises ModelNotFound, BadCheckpoint or UnsupportedModel; each names the file, key or tensor.
+    `path` is a folder or a GGUF file, or a folder with nothing but one; that is converted once and kept in
+    `cache_dir` (None: the program's own). Raises ModelNotFound, BadCheckpoint or UnsupportedModel;
+    each names the file, key or tensor.
     """
+    with reading(path):
+        if not path.exists():
+            raise ModelNotFound(f"There is no drafter at {path}.", "Check the path.", field="drafter")
+        packed_file = gguf_file(path)
+    if packed_file is not None:
+        path = converted(packed_file, default_cache_dir() if cache_dir is None else cache_dir)
+    return _read_folder(path)
+
+
+def _read_folder(folder: Path) -> DrafterCheckpoint:
     with reading(folder):
-        if not folder.exists():
-            raise ModelNotFound(f"There is no drafter at {folder}.", "Check the path.", field="drafter")
-        if _is_gguf(folder):
-            _refuse(folder, "a GGUF file and no drafter folder")
         config = read_config(folder)
+    _refuse_other_methods(config, folder)
     _refuse_language_model(config)
     _refuse_other_packagings(config)
-    stored = packing.declared(config)
-    weights, files = read_tensors(folder, packed=stored is not None)
+    stored, four_bits = packing.declared(config), nvfp4.declared(config)
+    kinds = packing.DTYPES if stored is not None else nvfp4.DTYPES if four_bits else frozenset()
+    weights, files = read_tensors(folder, packed=kinds)
     packed = None
+    if four_bits:
+        weights = nvfp4.unpacked(weights, folder)
     if stored is not None:
         weights, packed = packing.unpacked(weights, stored, folder)
     _refuse_markov_hybrid(config, weights)
@@ -81,11 +98,17 @@ def _refuse_language_model(config: Fields) -> None:
         )
 
 
-def _is_gguf(path: Path) -> bool:
-    if path.is_file():
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    return not (path / "config.json").exists() and any(path.glob("*.gguf"))
+def _refuse_other_methods(config: Fields, folder: Path) -> None:
+    """Where no packaging claims the folder, its keys and tensors may still name another method."""
+    if any(adapter.claims(config) for adapter in ADAPTERS):
+        return
+    found = refusals.named(config) or refusals.of_content(config, tensor_names(folder))
+    if found is not None:
+        _refuse_method(config, *found)
+
+
+def _refuse_method(config: Fields, sign: str, method: refusals.Method) -> NoReturn:
+    _refuse(config.file, f"a drafter of another kind ({sign}): {method.name}", why=method.why)
 
 
 def _refuse_other_packagings(config: Fields) -> None:
@@ -94,11 +117,12 @@ def _refuse_other_packagings(config: Fields) -> None:
     if markers.speculators(config):
         speculators.algorithm_of(config)
     for key in ("quantization", "quantization_config"):
-        if key in config and not (key == packing.KEY and packing.declared(config)):
+        known = packing.declared(config) if key == packing.KEY else nvfp4.declared(config)
+        if key in config and not known:
             method = config.section(key).values.get("quant_method", "already quantized")
-            _refuse(where, f"a quantized drafter ({key}: {method})", key)
+            _refuse(where, f"a quantized drafter ({key}: {method})", field=key)
     if any(key.startswith("dspark_") for key in config.values) and "block_size" not in config:
-        _refuse(where, "a full model with an embedded drafter")
+        _refuse(where, *refusals.EMBEDDED)
     _refuse_by_dflash_section(config)
     _refuse_unknown_math(config)
     if not markers.elsewhere(config):
@@ -106,38 +130,30 @@ def _refuse_other_packagings(config: Fields) -> None:
 
 
 def _refuse_unknown_math(config: Fields) -> None:
-    known = {*markers.NVIDIA_KEYS, *markers.NVIDIA_SECTION_KEYS} if markers.nvidia(config) else set()
+    known = {*variants.known_keys(config)}
+    if markers.nvidia(config):
+        known |= {*markers.NVIDIA_KEYS, *markers.NVIDIA_SECTION_KEYS}
     if markers.speculators(config):
         known.add("attention_sink_bias")
     sections = ("dflash_config", speculators.BACKBONE)
     for key, ordinary in ORDINARY.items():
         for values in (config.values, *(config.section(name).values for name in sections)):
             if key not in known and values.get(key, ordinary) is not ordinary:
-                _refuse(config.file, f"a head for hybrid targets ({key})", key)
+                _refuse(config.file, f"a head for hybrid targets ({key})", field=key)
 
 
 def _refuse_by_dflash_section(config: Fields) -> None:
-    architectures, dflash = config.texts("architectures"), config.section("dflash_config")
+    dflash = config.section("dflash_config")
     if "projector_type" in dflash and not markers.specforge(config):
         kind = dflash.text("projector_type", "")
         _refuse(config.file, f"a drafter in the SpecForge packaging (projector_type {kind!r})")
-    named = ", ".join(name for name in architectures if "DSpark" in name)
-    if (
-        named
-        and not markers.elsewhere(config)
-        and "target_layer_ids" in dflash
-        and "target_layer_ids" not in config
-    ):
-        _refuse(config.file, f"a DSpark head with its taps inside dflash_config ({named})")
 
 
 def _refuse_by_name(config: Fields) -> None:
-    names = (*config.texts("architectures"), config.text("model_type", ""))
-    for name in names:
-        for kind in OTHER_KINDS:
-            if kind.replace("_", "") in name.lower().replace("_", ""):
-                _refuse(config.file, f"a drafter of another kind ({name})")
-        if "DSpark" in name and name not in deepspec.ARCHITECTURES:
+    if (found := refusals.named(config)) is not None:
+        _refuse_method(config, *found)
+    for name in config.texts("architectures"):
+        if "DSpark" in name and name not in deepspec.ARCHITECTURES and not variants.lfm2(config):
             _refuse(config.file, f"a DSpark variant ({name})")
 
 
@@ -145,7 +161,7 @@ def _refuse_markov_hybrid(config: Fields, weights: Iterable[str]) -> None:
     markov = config.whole("markov_rank", 0, low=0) or any("markov_head." in name for name in weights)
     dflash = zlab.claims(config) or dflash2.claims(config)
     if markov and dflash and not deepspec.claims(config):
-        _refuse(config.file, "a DFlash head with a Markov head")
+        _refuse(config.file, *refusals.HYBRID)
 
 
 def _adapter(config: Fields):
@@ -167,9 +183,10 @@ def _adapter(config: Fields):
     return claimants[0]
 
 
-def _refuse(where: Path, what: str, field: str = "drafter") -> NoReturn:
+def _refuse(where: Path, what: str, why: str = "", field: str = "drafter") -> NoReturn:
+    reason = f": {why}" if why else ""
     raise UnsupportedModel(
-        f"{where} is {what}, which is not supported.",
+        f"{where} is {what}, which is not supported{reason}.",
         "Use another DSpark or DFlash drafter, lookup drafting, or none.",
         field=field,
     )

@@ -18,13 +18,16 @@ INDEX_TABLES = frozenset({"d2t", "t2d"})
 AGAIN = "Download the drafter again."
 
 
-def read_tensors(folder: Path, *, packed: bool = False) -> tuple[dict[str, mx.array], tuple[Path, ...]]:
+def read_tensors(
+    folder: Path, *, packed: frozenset[str] = frozenset()
+) -> tuple[dict[str, mx.array], tuple[Path, ...]]:
     """All tensors of the checkpoint in `folder`, and the files they came from.
 
     Raises BadCheckpoint for a missing, truncated or damaged file and for NaN or infinite weights, and
-    UnsupportedModel for weights that are not plain floating point, or with `packed` U32.
+    UnsupportedModel for weights that are not plain floating point, or of one of the types
+    `packed`.
     """
-    kinds = FLOATS | {"U32"} if packed else FLOATS
+    kinds = FLOATS | packed
     weights: dict[str, mx.array] = {}
     files = _weight_files(folder)
     for path, listed in files.items():
@@ -36,6 +39,14 @@ def read_tensors(folder: Path, *, packed: bool = False) -> tuple[dict[str, mx.ar
         weights |= _load(path)
     _refuse_not_finite(weights, folder)
     return weights, tuple(files)
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """The names of all tensors, by the headers alone; none of a checkpoint that cannot be read."""
+    try:
+        return {name for path in _weight_files(folder) for name in read_header(path, next_step=AGAIN)}
+    except (BadCheckpoint, UnsupportedModel):
+        return set()
 
 
 def _weight_files(folder: Path) -> dict[Path, set[str]]:

@@ -9,6 +9,7 @@ import mlx.nn as nn
 
 from mlx_dspark.catalog.formats import DrafterConfig
 from mlx_dspark.drafters.dspark.heads import ConfidenceHead, markov_head
+from mlx_dspark.drafters.dspark.noise import NoiseEmbedding
 from mlx_dspark.drafters.layers import attentions
 from mlx_dspark.nn.block import BlockBackbone, BlockLayer, ContextAttention, Surroundings
 from mlx_dspark.nn.context import ContextLayer
@@ -43,6 +44,8 @@ class DSparkModel(BlockBackbone):
         super().__init__(layers, len(config.taps))
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab, config.hidden)
+        if config.noise_levels:
+            self.log_snr_embed = NoiseEmbedding(config.hidden)
         if config.own_head:
             self.lm_head = nn.Linear(config.hidden, config.draft_vocab, bias=False)
         markov = markov_head(

@@ -46,6 +46,12 @@ class DSparkDrafter(BlockDrafter):
             self._device_chain = chain if chain is not None and chain.right_here(logits) else None
 
     def embed_ids(self, tokens: mx.array) -> mx.array:
+        rows = self._table_rows(tokens)
+        if not self.config.noise_levels:
+            return rows
+        return rows + self.model.log_snr_embed(tokens.shape[1]).astype(rows.dtype)
+
+    def _table_rows(self, tokens: mx.array) -> mx.array:
         if not self.config.own_embedding:
             return self.target.embed(tokens)
         rows = self.model.embed_tokens(tokens)
