@@ -35,8 +35,10 @@ ORDINARY = {
 other value is math that is not built here, and ignoring it would draft noise."""
 
 
-def read_drafter(folder: Path) -> DrafterCheckpoint:
+def read_drafter(folder: Path, *, values: bool = True) -> DrafterCheckpoint:
     """Read a drafter checkpoint: its config, checked, and its weights, checked against it.
+
+    Without `values` no number of a matrix is read, so NaN in one goes unseen: names and shapes are checked.
 
     Raises ModelNotFound, BadCheckpoint or UnsupportedModel; each names the file, key or tensor.
     """
@@ -49,7 +51,7 @@ def read_drafter(folder: Path) -> DrafterCheckpoint:
     _refuse_language_model(config)
     _refuse_other_packagings(config)
     stored = packing.declared(config)
-    weights, files = read_tensors(folder, packed=stored is not None)
+    weights, files = read_tensors(folder, packed=stored is not None, values=values)
     packed = None
     if stored is not None:
         weights, packed = packing.unpacked(weights, stored, folder)

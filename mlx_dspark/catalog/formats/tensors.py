@@ -18,11 +18,14 @@ INDEX_TABLES = frozenset({"d2t", "t2d"})
 AGAIN = "Download the drafter again."
 
 
-def read_tensors(folder: Path, *, packed: bool = False) -> tuple[dict[str, mx.array], tuple[Path, ...]]:
+def read_tensors(
+    folder: Path, *, packed: bool = False, values: bool = True
+) -> tuple[dict[str, mx.array], tuple[Path, ...]]:
     """All tensors of the checkpoint in `folder`, and the files they came from.
 
     Raises BadCheckpoint for a missing, truncated or damaged file and for NaN or infinite weights, and
-    UnsupportedModel for weights that are not plain floating point, or with `packed` U32.
+    UnsupportedModel for weights that are not plain floating point, or with `packed` U32. Without `values` the
+    weights are not looked into.
     """
     kinds = FLOATS | {"U32"} if packed else FLOATS
     weights: dict[str, mx.array] = {}
@@ -34,7 +37,8 @@ def read_tensors(folder: Path, *, packed: bool = False) -> tuple[dict[str, mx.ar
         if twice := sorted(names & weights.keys()):
             raise BadCheckpoint(f"{path} repeats {', '.join(twice)} of another file.", AGAIN)
         weights |= _load(path)
-    _refuse_not_finite(weights, folder)
+    if values:
+        _refuse_not_finite(weights, folder)
     return weights, tuple(files)
 
 
