@@ -11,9 +11,10 @@ from mlx_dspark.catalog.folder import read_config, weight_files
 from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.matching import Match, ModelFacts, facts_of, match
-from mlx_dspark.catalog.pairs import Pair
+from mlx_dspark.catalog.pairs import SHIPPED, Pair
 from mlx_dspark.catalog.resolve import ModelRef
 from mlx_dspark.catalog.safetensors import read_header
+from mlx_dspark.catalog.shipped import HOME
 from mlx_dspark.foundation.errors import DsparkError
 
 AGAIN = "Fetch or copy it again."
@@ -55,7 +56,8 @@ def read_config_or_nothing(folder: Path) -> dict[str, Any]:
 
 def inspect_drafter(found: ModelRef, pairs: Sequence[Pair]) -> Finding:
     """A drafter's numbers. No matrix is read; one that cannot be used is a finding and no error."""
-    rows = [pair for pair in pairs if found.source in pair.drafters.values()]
+    names = {found.source, f"{SHIPPED}{found.path.name}" if found.path.parent == HOME else found.source}
+    rows = [pair for pair in pairs if names & {*pair.drafters.values()}]
     matched = {"registered_for": [pair.id for pair in rows]}
     try:
         checkpoint = read_drafter(found.path, values=False)
