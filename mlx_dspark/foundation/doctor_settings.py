@@ -40,7 +40,7 @@ class DoctorSettings(Settings):
         str | os.PathLike[str] | None,
         About(
             Words("a model"),
-            "Check this model, the drafter it gets, and whether drafts are accepted as often as they should be.",
+            "Check this model, the drafter it gets, and whether drafts are accepted as often as is expected.",
             unset="the machine only",
         ),
     ] = None
