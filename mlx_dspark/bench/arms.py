@@ -135,7 +135,7 @@ def answer_of(events: Iterable[EngineEvent], result: Result | None = None) -> An
             tokens += event.tokens
             report = event.report
             if report.drafted:
-                rounds.append(VerifyRound(report.drafted, report.accepted, report.committed))
+                rounds.append(VerifyRound(report.drafted, report.accepted, report.committed, report.source))
     return Answer(tuple(tokens), tuple(rounds), tuple(reading), result)
 
 

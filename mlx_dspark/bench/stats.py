@@ -31,11 +31,12 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class VerifyRound:
-    """A round that verified `drafted` tokens, `accepted` of them, and committed `committed`."""
+    """A round that verified `drafted` tokens of `source`, `accepted` of them, and committed `committed`."""
 
     drafted: int
     accepted: int
     committed: int
+    source: str = ""
 
 
 def accept_length(rounds: Sequence[VerifyRound]) -> float | None:

@@ -23,7 +23,7 @@ from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.hub import HUB_ERRORS
 from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound
 
-_DESCRIPTIONS = ["*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "*.tiktoken", "*.py"]
+_DESCRIPTIONS = ["README.md", "*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "*.tiktoken", "*.py"]
 _WEIGHTS = ["model*.safetensors"]
 _PREFIXES = re.compile(r"^((Got: |[\w.]*(Error|Exception|Timeout)(: ?|$))|\[Errno -?\d+\] )*")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")

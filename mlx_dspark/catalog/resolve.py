@@ -13,6 +13,7 @@ from mlx_dspark.catalog import default_model
 from mlx_dspark.catalog.folder import packed_models
 from mlx_dspark.catalog.gguf.names import model_name, shard_names
 from mlx_dspark.catalog.hub import cached_repositories, fetch_files, fetch_repository, is_hub_id, is_offline
+from mlx_dspark.catalog.pairs import registry, target_of
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound, UnsupportedModel
@@ -47,13 +48,13 @@ def resolve_model(
 ) -> ModelRef:
     """Find, and where needed fetch, a model.
 
-    `name` is None or `smollm2-135m` for the default model, an existing folder, an existing `.gguf` file, a
-    hub id `owner/name`, or `gguf:owner/name/file.gguf` for one such file of the hub. A folder without
-    config.json that holds one GGUF model stands for it, and any part of a split one for all parts. `offline`
-    None: as the environment says (HF_HUB_OFFLINE). The content is checked when it is loaded; of a hub
-    repository that must be fetched, `accept` sees the config before the weights are, and may raise. Raises
-    ModelNotFound, DownloadError, BadCheckpoint or RemoteCodeRefused, this too before the weights of a hub
-    repository are fetched.
+    `name` is None or `smollm2-135m` for the default model, an existing folder, an existing `.gguf` file,
+    the id of a row of the registry for its target, a hub id `owner/name`, or `gguf:owner/name/file.gguf`
+    for one such file of the hub. A folder without config.json that holds one GGUF model stands for it, and
+    any part of a split one for all parts. `offline` None: as the environment says (HF_HUB_OFFLINE). The
+    content is checked when it is loaded; of a hub repository that must be fetched, `accept` sees the config
+    before the weights are, and may raise. Raises ModelNotFound, DownloadError, BadCheckpoint or
+    RemoteCodeRefused, this too before the weights of a hub repository are fetched.
     """
     offline = is_offline() if offline is None else offline
     if name is None or name == default_model.NAME:
@@ -63,6 +64,8 @@ def resolve_model(
         weights = default_model.WEIGHTS
         return ModelRef(default_model.NAME, path, "gguf", weights.requirement, sha256=weights.sha256)
     path = _path(name)
+    if _kind(name, path) == "absent":
+        name = target_of(name)
     match _kind(name, path):
         case "folder":
             return _folder(path, trust_remote_code)
@@ -188,11 +191,13 @@ def _file(name: str, path: Path) -> ModelRef:
     return ModelRef(model_name(path), path.absolute(), "gguf", str(path))
 
 
-def _near(name: str, short_names: Collection[str] = (default_model.NAME,)) -> str:
+def _near(name: str, short_names: Collection[str] | None = None) -> str:
     """The nearest of the short names, the cached repositories and the neighbours of a mistyped path.
 
     Of paths their last parts are compared: what leads there is the same.
     """
+    if short_names is None:
+        short_names = [pair.id for pair in registry()]
     known = {known: known for known in (*short_names, *cached_repositories())}
     known |= {known.split("/")[1]: known for known in list(known) if "/" in known}
     near = [known[match] for match in get_close_matches(name, known, n=3, cutoff=0.6)]

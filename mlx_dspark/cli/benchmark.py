@@ -29,11 +29,16 @@ if TYPE_CHECKING:
     from mlx_dspark.session.pair import Parts
 
 INTERRUPTED = 130
+LOW_ADVICE = (
+    "A wrong slot, rope, tap or head looks like this: check with `mlx-dspark inspect` that the drafter was "
+    "made for this very model."
+)
 CHART_WIDTH = 100
 
 
 def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     """Measure every way to draft against plain decoding."""
+    from mlx_dspark.bench.acceptance import guard_measured
     from mlx_dspark.bench.cases import cases_of, contents_of
     from mlx_dspark.bench.gap import logit_gap
     from mlx_dspark.bench.machine import about_machine, state_now
@@ -59,16 +64,35 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     judged = judge(found, 0, lambda tokens, expected, got: logit_gap(parts.target, tokens, expected, got))
     progress.clear()
     told = Told(settings, found, lines(found, judged, 0), judged, decoder(parts))
+    verdicts = guard_measured(parts, found)
+    _remember(settings, parts, told.lines)
     about = {
         "model": parts.name,
         "drafting": parts.mode,
         "weights": weights_line(parts.weights),
         "calibration": str(parts.calibration or ""),
         "settings": _values(settings) | _values(loading),
+        "acceptance": {arm: dataclasses.asdict(verdict) for arm, verdict in verdicts.items()},
         "machine": about_machine() | {"before": before, "after": state_now()},
     }
     told.show(about)
+    for arm, verdict in verdicts.items():
+        if verdict.kind in ("low", "open"):
+            note(f"mlx-dspark: {arm}: {verdict}." + (f" {LOW_ADVICE}" if verdict.kind == "low" else ""))
     return INTERRUPTED if found.interrupted else 0
+
+
+def _remember(settings: BenchmarkSettings, parts: Parts, lines: list[Line]) -> None:
+    """Keep which mode of a registered pair gained how much, where the run compared all contents."""
+    from mlx_dspark.bench.acceptance import gains
+    from mlx_dspark.foundation.paths import default_cache_dir
+    from mlx_dspark.session.measured import remember_gains
+
+    found = gains(lines, parts)
+    if parts.pair is None or settings.prompts is not None or not {"lookup", parts.mode} <= found.keys():
+        return
+    if obstacle := remember_gains(default_cache_dir(), parts.fingerprint, found):
+        note(f"mlx-dspark: the gains are not remembered: {obstacle}")
 
 
 def _refuse_unused(settings: BenchmarkSettings) -> None:
@@ -184,7 +208,8 @@ class Told:
 def loaded_line(parts: Parts) -> str:
     """What was loaded, and how its weights are held."""
     about = [parts.name, f"drafting: {parts.mode}", weights_line(parts.weights), str(parts.calibration or "")]
-    return " · ".join(part for part in about if part)
+    line = " · ".join(part for part in about if part)
+    return f"{line}\n{parts.pairing}" if parts.pairing else line
 
 
 def decoder(parts: Parts) -> Decode:

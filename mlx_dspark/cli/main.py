@@ -22,6 +22,7 @@ from mlx_dspark.cli.show import Progress, note
 from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
+from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
 from mlx_dspark.foundation.errors import DsparkError, UsageError
 from mlx_dspark.foundation.settings import (
     AskSettings,
@@ -115,7 +116,9 @@ def build_app() -> App:
     from mlx_dspark.cli.calibrate import calibrate
     from mlx_dspark.cli.chat import chat
     from mlx_dspark.cli.demo import demo
+    from mlx_dspark.cli.doctor import doctor
     from mlx_dspark.cli.generate import generate
+    from mlx_dspark.cli.inspect import inspect
     from mlx_dspark.cli.race import race
     from mlx_dspark.cli.train import train
 
@@ -145,6 +148,9 @@ def build_app() -> App:
     for name, command in with_settings.items():
         app.command(command, name=name, help_epilogue=_FLAGS_EPILOGUE)
     app.command(with_flags(train, TrainSettings), name="train", help_epilogue="")
+    looking = with_flags(inspect, InspectSettings, positional=("thing",))
+    app.command(looking, name="inspect", help_epilogue="")
+    app.command(with_flags(doctor, DoctorSettings), name="doctor", help_epilogue="")
     app.command(export, name="export", help_epilogue="")
     return app
 

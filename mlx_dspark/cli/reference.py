@@ -11,6 +11,7 @@ from mlx_dspark.cli.flags import negative_of
 from mlx_dspark.cli.main import ACCEPT_LENGTH, ONE_ANSWER
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
+from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 from mlx_dspark.session.result import Result
@@ -29,6 +30,8 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 | `mlx-dspark benchmark` | measures every way to draft against plain decoding ([how](../benchmark.md)) |
 | `mlx-dspark race` | ways to draft side by side on one prompt, and whether they wrote the same |
 | `mlx-dspark calibrate MODEL` | measures what drafts cost on this machine, and prints the curves |
+| `mlx-dspark inspect THING` | what a drafter or a model is, its [pair](../pairs.md), and if it would run |
+| `mlx-dspark doctor` | checks of this machine, and with `--pair MODEL` of a pair and its acceptance |
 | `mlx-dspark train` | makes a drafter for a model, from the model's own answers |
 | `mlx-dspark --version`, `--help` | the version; every command |
 
@@ -67,6 +70,8 @@ _TAKEN_BY = {
     CalibrateSettings: "`calibrate`",
     BenchmarkSettings: "`benchmark`",
     RaceSettings: "`race`",
+    InspectSettings: "`inspect`",
+    DoctorSettings: "`doctor`",
     TrainSettings: "`train`",
 }
 

@@ -70,8 +70,9 @@ def open_session(loading: LoadSettings, progress: Progress) -> Session:
     about = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
     about.append(str(session.calibration or ""))
     note(" · ".join(part for part in about if part))
-    if session.requantized is not None:
-        note(str(session.requantized))
+    for remark in (session.pairing, session.requantized):
+        if remark:
+            note(str(remark))
     return session
 
 

@@ -54,8 +54,8 @@ class LoadSettings(Settings):
         str | os.PathLike[str] | None,
         About(
             Words(f"{DEFAULT_MODEL}, a folder, a .gguf file or a repository"),
-            f"The target model: the short name {DEFAULT_MODEL}, a folder, a .gguf file, a hub repository, or "
-            "gguf:owner/repository/file.gguf for one file of it.",
+            f"The target model: a short name of the registry such as {DEFAULT_MODEL}, a folder, a .gguf "
+            "file, a hub repository, or gguf:owner/repository/file.gguf for one file of it.",
             unset=DEFAULT_MODEL,
         ),
     ] = None
@@ -63,7 +63,8 @@ class LoadSettings(Settings):
         Mode,
         About(
             Choice(MODES),
-            "Who drafts. auto: the drafter given or shipped with the model, else lookup. baseline: nobody.",
+            "Who drafts. auto: the drafter given, shipped or registered for the model, else lookup. "
+            "baseline: nobody.",
         ),
     ] = "auto"
     drafter: Annotated[
@@ -71,7 +72,7 @@ class LoadSettings(Settings):
         About(
             Words("a folder, a repository or a GGUF file"),
             "A DSpark or DFlash drafter made for the model; its own config says which of the two it is.",
-            unset="the one shipped with the model, if any",
+            unset="the one shipped with the model or registered for it, if any",
         ),
     ] = None
     max_draft: Annotated[

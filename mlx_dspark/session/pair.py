@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_dspark.foundation.errors import DrafterMismatch, DsparkError, UsageError
+from mlx_dspark.foundation.errors import (
+    DownloadError,
+    DrafterMismatch,
+    DsparkError,
+    LoadError,
+    UsageError,
+)
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.calibrate import calibrated, pair_facts
+from mlx_dspark.session.registered import Registered, may_be_registered, registered, without_drafter
 from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.checkpoint import Checkpoint
     from mlx_dspark.catalog.gguf.weights import Requantized
+    from mlx_dspark.catalog.pairs import Pair
     from mlx_dspark.catalog.progress import Progress
+    from mlx_dspark.catalog.resolve import ModelRef
     from mlx_dspark.contracts import Drafter, Target
     from mlx_dspark.distributed.link import Link
     from mlx_dspark.drafters.block import BlockDrafter
@@ -57,6 +66,12 @@ class Parts:
     automatic cap where no cap is given and nothing was measured."""
     calibration: Calibration | None = None
     """What is known of these costs; None where nobody has asked yet."""
+    pairing: str = ""
+    """What the registry of pairs had to say of the model."""
+    pair: Pair | None = None
+    """The model's row in the registry of pairs; None where it has none, or another drafter was named."""
+    fingerprint: str = ""
+    """Tells the target's content apart from others."""
 
     def session(self, *, own_thread: bool = True) -> Session:
         """An engine around the parts, ready to answer, or to follow rank 0.
@@ -76,6 +91,7 @@ class Parts:
             link=self.link,
             calibration=self.calibration,
             see=None if self.calibration is None else self.calibration.watch(),
+            pairing=self.pairing,
         )
 
     def _engine(self, own_thread: bool) -> StreamsEvents:
@@ -161,6 +177,7 @@ class _Read:
     model: BlockDrafter | None
     mode: str
     shipped: Path | None
+    known: Registered
 
 
 def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
@@ -189,7 +206,7 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
 
     named = None if settings.model is None else str(settings.model)
     may_ship = uses_shipped(settings) and may_have_shipped_drafter(named)
-    if not may_ship:
+    if not may_ship and not (uses_shipped(settings) and may_be_registered(named)):
         drafting_mode(settings)
     ranks = 1 if link is None else link.size
     found = resolve_model(
@@ -200,15 +217,30 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
         accept=partial(refuse_config, kv_bits=settings.kv_bits, ranks=ranks),
     )
     shipped = shipped_drafter(found) if may_ship else None
-    drafting = drafting_mode(settings, has_shipped=shipped is not None)
-    drafter, model, mode = _drafter(settings, drafting, shipped, report)
+    known = _known(settings, found, shipped)
+    drafter, model, mode, known = _drafter(settings, shipped, known, report)
     checkpoint = load_checkpoint(
         found,
         progress=report,
         accept=partial(refuse_model, kv_bits=settings.kv_bits, ranks=ranks),
         divide=None if link is None else partial(divide_model, group=link.group),
     )
-    return _Read(checkpoint, drafter, model, mode, shipped)
+    return _Read(checkpoint, drafter, model, mode, shipped, known)
+
+
+def _known(settings: LoadSettings, found: ModelRef, shipped: Path | None) -> Registered:
+    """What the registry says of a model; a shipped drafter has the row of its own name."""
+    from mlx_dspark.catalog.checkpoint import fingerprint_of
+    from mlx_dspark.catalog.pairs import load_registry
+    from mlx_dspark.session.measured import measured_gains
+
+    if not uses_shipped(settings):
+        return Registered()
+    if shipped is not None:
+        return Registered(load_registry().named(shipped.name))
+    automatic = settings.mode == "auto"
+    gains = measured_gains(default_cache_dir(), fingerprint_of(found)) if automatic else {}
+    return registered(found, settings.mode, gains)
 
 
 def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link | None) -> Parts:
@@ -224,8 +256,8 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
         cache_dir=cache_dir,
         progress=report,
     )
-    if drafter is not None:
-        drafter.bind(target)
+    read = _bound(settings, read, target)
+    drafter = read.drafter
     refuse_untrusted(
         target,
         checkpoint,
@@ -252,7 +284,26 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
         link,
         pair_facts(settings, checkpoint, target, drafter) if drafter is not None and link is None else None,
         _recorded(read),
+        pairing=read.known.told,
+        pair=read.known.pair,
+        fingerprint=checkpoint.fingerprint,
     )
+
+
+def _bound(settings: LoadSettings, read: _Read, target: Target) -> _Read:
+    """The drafter bound to its target; a registered one that was not asked for and does not fit is left."""
+    if read.drafter is None:
+        return read
+    try:
+        read.drafter.bind(target)
+    except DrafterMismatch as error:
+        if read.known.drafter is None or settings.mode != "auto":
+            raise
+        lookup = lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft)
+        lookup.bind(target)
+        known = without_drafter(read.known, error)
+        return replace(read, drafter=lookup, model=None, mode="lookup", known=known)
+    return read
 
 
 def _recorded(read: _Read) -> dict[str, Sequence[float]] | None:
@@ -277,7 +328,8 @@ def drafting_mode(settings: LoadSettings, *, has_shipped: bool = False) -> str:
     has_drafter = settings.drafter is not None or has_shipped
     if settings.mode in ("dspark", "dflash") and not has_drafter:
         raise UsageError(
-            f"mode is {settings.mode!r}, no drafter is given, and none is shipped with this model.",
+            f"mode is {settings.mode!r}, no drafter is given, and none is shipped with this model or "
+            "registered for it.",
             "Name one with --drafter, or choose --mode lookup, which needs none.",
             field="mode",
         )
@@ -314,28 +366,53 @@ def _refuse_unused(settings: LoadSettings, unused: Sequence[str], advice: str) -
 
 
 def _drafter(
-    settings: LoadSettings, drafting: str, shipped: Path | None, progress: Progress
-) -> tuple[Drafter | None, BlockDrafter | None, str]:
-    """The drafter, not yet bound; the model drafter in it, if any; and the mode it amounts to.
+    settings: LoadSettings, shipped: Path | None, known: Registered, progress: Progress
+) -> tuple[Drafter | None, BlockDrafter | None, str, Registered]:
+    """The drafter, not yet bound; the model drafter in it, if any; the mode it amounts to; and what is told.
 
     `shipped` is the folder of the drafter that is shipped with the model, None where another one is to be
-    used or there is none.
+    used or there is none. One that is only registered gives way to lookup where it cannot be had and nobody
+    asked for it.
     """
+    name = str(shipped) if shipped is not None else known.drafter
+    drafting = drafting_mode(settings, has_shipped=name is not None)
+    lookup = known.pair.lookup if known.pair is not None and name is not None else None
+    try:
+        return *_drafting(settings, drafting, name, lookup, progress, ships=shipped is not None), known
+    except (LoadError, DownloadError) as error:
+        if known.drafter is None or settings.mode != "auto":
+            raise
+        known = without_drafter(known, error)
+        return *_drafting(settings, drafting_mode(settings), None, None, progress), known
+
+
+def _drafting(
+    settings: LoadSettings,
+    drafting: str,
+    unnamed: str | None,
+    lookup_first: bool | None,
+    progress: Progress,
+    *,
+    ships: bool = False,
+) -> tuple[Drafter | None, BlockDrafter | None, str]:
+    """`unnamed` is the drafter to use where the settings name none, `lookup_first` whether lookup drafts
+    before it, None where the drafter's kind decides."""
     from mlx_dspark.drafters.first_hit import FirstHit
 
     if drafting == "baseline":
         return None, None, "baseline"
     if drafting == "lookup":
         return lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft), None, "lookup"
-    model = _model_drafter(settings, shipped, progress)
+    model = _model_drafter(settings, unnamed, progress)
     if settings.mode not in ("auto", model.name):
-        called = settings.drafter or "shipped with the model"
+        called = settings.drafter or ("shipped with the model" if ships else unnamed)
         raise DrafterMismatch(
             f"mode is {settings.mode!r}, and the drafter {called} is a {model.name} drafter.",
             f"Use --mode {model.name} or --mode auto.",
             field="mode",
         )
-    first = settings.lookup_drafts if settings.lookup_drafts is not None else model.name == "dspark"
+    usual = model.name == "dspark" if lookup_first is None else lookup_first
+    first = usual if settings.lookup_drafts is None else settings.lookup_drafts
     if not first:
         _refuse_unused(settings, ("lookup_long_draft",), _USED_WITH["model"])
         return model, model, model.name
@@ -358,12 +435,12 @@ def lookup_drafter(
     return LookupDrafter(min_n=min_n, max_n=max_n, max_draft=usual, long_draft=long_draft)
 
 
-def _model_drafter(settings: LoadSettings, shipped: Path | None, progress: Progress) -> BlockDrafter:
+def _model_drafter(settings: LoadSettings, unnamed: str | None, progress: Progress) -> BlockDrafter:
     from mlx_dspark.catalog.progress import LoadProgress
     from mlx_dspark.catalog.resolve import resolve_drafter
     from mlx_dspark.drafters.load import load_drafter
 
-    named = str(settings.drafter if shipped is None else shipped)
+    named = str(settings.drafter if unnamed is None else unnamed)
     found = resolve_drafter(named, progress=progress)
     progress(LoadProgress(f"reading drafter {found.name}"))
     return load_drafter(

@@ -35,8 +35,9 @@ class Session:
 
     `name` is the model's, `mode` says who drafts, `weights` how the weights are held and why, `requantized`
     what those lost that MLX cannot hold as they are stored, `context` the most tokens prompt and answer may
-    have together, 0 where that is not known, `calibration` what is known of the costs of its rounds. `see` is
-    told every round that commits tokens to an answer.
+    have together, 0 where that is not known, `calibration` what is known of the costs of its rounds,
+    `pairing` what the registry of pairs had to say. `see` is told every round that commits tokens to an
+    answer.
 
     Threads may share a session: at most `max_batch` of their answers are made at once, as one batch, and the
     others wait. Answers are made whether they are read or not, until they are cancelled.
@@ -56,6 +57,7 @@ class Session:
         link: Link | None = None,
         calibration: Calibration | None = None,
         see: Callable[[RoundReport], None] | None = None,
+        pairing: str = "",
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -66,6 +68,7 @@ class Session:
         self.requantized = requantized
         self.context = context
         self.calibration = calibration
+        self.pairing = pairing
         self._see = see
         self._decoder = TextDecoder(tokenizer)
         self._link = link

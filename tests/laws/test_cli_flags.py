@@ -21,7 +21,18 @@ from mlx_dspark.session.pair import drafting_mode
 SECTIONS = (LoadSettings, GenerateSettings, AskSettings)
 KNOBS = [knob for section in SECTIONS for knob in section.knobs()]
 FLAGS = [knob for knob in KNOBS if knob.name != ONE_ANSWER]
-COMMANDS = ("benchmark", "calibrate", "chat", "demo", "export", "generate", "race", "train")
+COMMANDS = (
+    "doctor",
+    "inspect",
+    "benchmark",
+    "calibrate",
+    "chat",
+    "demo",
+    "export",
+    "generate",
+    "race",
+    "train",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -49,12 +49,13 @@ ORDINARY = {
 other value is math that is not built here, and ignoring it would draft noise."""
 
 
-def read_drafter(path: Path, *, cache_dir: Path | None = None) -> DrafterCheckpoint:
+def read_drafter(path: Path, *, cache_dir: Path | None = None, values: bool = True) -> DrafterCheckpoint:
     """Read a drafter checkpoint: its config, checked, and its weights, checked against it.
 
     `path` is a folder or a GGUF file, or a folder with nothing but one; that is converted once and kept in
-    `cache_dir` (None: the program's own). Raises ModelNotFound, BadCheckpoint or UnsupportedModel;
-    each names the file, key or tensor.
+    `cache_dir` (None: the program's own). Without `values` no number of a matrix is read, so NaN in one goes
+    unseen: names and shapes are checked. Raises ModelNotFound, BadCheckpoint or UnsupportedModel; each names
+    the file, key or tensor.
     """
     with reading(path):
         if not path.exists():
@@ -62,10 +63,10 @@ def read_drafter(path: Path, *, cache_dir: Path | None = None) -> DrafterCheckpo
         packed_file = gguf_file(path)
     if packed_file is not None:
         path = converted(packed_file, default_cache_dir() if cache_dir is None else cache_dir)
-    return _read_folder(path)
+    return _read_folder(path, values)
 
 
-def _read_folder(folder: Path) -> DrafterCheckpoint:
+def _read_folder(folder: Path, values: bool) -> DrafterCheckpoint:
     with reading(folder):
         config = read_config(folder)
     _refuse_other_methods(config, folder)
@@ -73,7 +74,7 @@ def _read_folder(folder: Path) -> DrafterCheckpoint:
     _refuse_other_packagings(config)
     stored, four_bits = packing.declared(config), nvfp4.declared(config)
     kinds = packing.DTYPES if stored is not None else nvfp4.DTYPES if four_bits else frozenset()
-    weights, files = read_tensors(folder, packed=kinds)
+    weights, files = read_tensors(folder, packed=kinds, values=values)
     packed = None
     if four_bits:
         weights = nvfp4.unpacked(weights, folder)

@@ -19,13 +19,13 @@ AGAIN = "Download the drafter again."
 
 
 def read_tensors(
-    folder: Path, *, packed: frozenset[str] = frozenset()
+    folder: Path, *, packed: frozenset[str] = frozenset(), values: bool = True
 ) -> tuple[dict[str, mx.array], tuple[Path, ...]]:
     """All tensors of the checkpoint in `folder`, and the files they came from.
 
     Raises BadCheckpoint for a missing, truncated or damaged file and for NaN or infinite weights, and
-    UnsupportedModel for weights that are not plain floating point, or of one of the types
-    `packed`.
+    UnsupportedModel for weights that are not plain floating point, or of one of the types `packed`. Without
+    `values` the weights are not looked into.
     """
     kinds = FLOATS | packed
     weights: dict[str, mx.array] = {}
@@ -37,7 +37,8 @@ def read_tensors(
         if twice := sorted(names & weights.keys()):
             raise BadCheckpoint(f"{path} repeats {', '.join(twice)} of another file.", AGAIN)
         weights |= _load(path)
-    _refuse_not_finite(weights, folder)
+    if values:
+        _refuse_not_finite(weights, folder)
     return weights, tuple(files)
 
 

@@ -1,0 +1,182 @@
+"""What a drafter or a model is, and whether it would run, from its config and the heads of its files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlx_dspark.catalog.folder import read_config, weight_files
+from mlx_dspark.catalog.formats import read_drafter
+from mlx_dspark.catalog.formats.base import DrafterCheckpoint
+from mlx_dspark.catalog.matching import Match, ModelFacts, facts_of, match
+from mlx_dspark.catalog.pairs import SHIPPED, Pair
+from mlx_dspark.catalog.resolve import ModelRef
+from mlx_dspark.catalog.safetensors import read_header
+from mlx_dspark.catalog.shipped import HOME
+from mlx_dspark.foundation.errors import DsparkError
+
+AGAIN = "Fetch or copy it again."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found. `kind` is drafter or model; `facts` are JSON values by name, None where not known;
+    `live` says whether it would run, and `refused` why not."""
+
+    kind: str
+    name: str
+    live: bool
+    refused: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def is_drafter(found: ModelRef) -> bool:
+    """Whether the folder holds a drafter, and not a language model, going by its config.
+
+    A drafter names taps, masks or a drafting method. Raises BadCheckpoint.
+    """
+    if found.packaging != "folder":
+        return False
+    config = read_config_or_nothing(found.path)
+    names = config.get("architectures")
+    named = " ".join(map(str, names)) if isinstance(names, list) else ""
+    marks = ("dflash_config", "speculators_config", "speculators_model_type", "target_layer_ids")
+    return any(key in config for key in marks) or any(mark in named for mark in ("DSpark", "DFlash", "Eagle"))
+
+
+def read_config_or_nothing(folder: Path) -> dict[str, Any]:
+    """config.json; drafters may name no model_type. Raises BadCheckpoint."""
+    from mlx_dspark.catalog.folder import read_json
+
+    file = folder / "config.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def inspect_drafter(found: ModelRef, pairs: Sequence[Pair]) -> Finding:
+    """A drafter's numbers. No matrix is read; one that cannot be used is a finding and no error."""
+    names = {found.source, f"{SHIPPED}{found.path.name}" if found.path.parent == HOME else found.source}
+    rows = [pair for pair in pairs if names & {*pair.drafters.values()}]
+    matched = {"registered_for": [pair.id for pair in rows]}
+    try:
+        checkpoint = read_drafter(found.path, values=False)
+    except DsparkError as error:
+        config = read_config_or_nothing(found.path)
+        facts = {"architectures": config.get("architectures"), "model_type": config.get("model_type")}
+        return Finding("drafter", found.name, False, str(error), facts | matched)
+    return Finding("drafter", found.name, True, "", drafter_facts(checkpoint) | matched)
+
+
+def drafter_facts(checkpoint: DrafterCheckpoint) -> dict[str, Any]:
+    """What a drafter is, in numbers and words."""
+    config = checkpoint.config
+    slots = (
+        "slot 0 (the anchor's) predicts too"
+        if config.first_slot == 0
+        else f"slots from {config.first_slot} on predict"
+    )
+    return {
+        "packaging": checkpoint.packaging,
+        "family": config.family,
+        "backbone": config.backbone,
+        "layers": config.layers,
+        "hidden_size": config.hidden,
+        "taps": list(config.taps),
+        "block_size": config.block_size,
+        "slot_rule": slots,
+        "first_slot": config.first_slot,
+        "max_draft": config.max_draft,
+        "causal_layers": [i for i, causal in enumerate(config.layer_causal) if causal],
+        "windows": list(config.layer_windows),
+        "rope": {"kind": config.rope_kind, "theta": config.rope_theta, **config.rope_options},
+        "heads": {
+            "markov": config.markov,
+            "markov_rank": config.markov_rank,
+            "confidence": config.confidence,
+            "embedding": "its own" if config.own_embedding else "the target's",
+            "output": "its own" if config.own_head else "the target's",
+        },
+        "mask_token": config.mask_token,
+        "vocabulary": config.vocab,
+        "draft_vocabulary": config.draft_vocab,
+        "vocabulary_map": "d2t" if checkpoint.d2t is not None else "none: ids are the target's",
+        "precision": _precision(checkpoint),
+        "target_layers": config.target_layers,
+        "bytes": sum(file.stat().st_size for file in checkpoint.files),
+    }
+
+
+def _precision(checkpoint: DrafterCheckpoint) -> str:
+    if checkpoint.packed is not None:
+        packing = checkpoint.packed.packing
+        return f"{packing.bits} bits, groups of {packing.group_size}"
+    matrices = [weight.dtype for weight in checkpoint.weights.values() if weight.ndim > 1]
+    return ", ".join(sorted({str(dtype).removeprefix("mlx.core.") for dtype in matrices}))
+
+
+def inspect_model(found: ModelRef, pairs: Sequence[Pair], accept: Any) -> Finding:
+    """A target's numbers and its row. `accept` is given the config, and raises where it would not run."""
+    if found.packaging == "gguf":
+        return _inspect_gguf(found, accept)
+    facts = facts_of(found)
+    outcome = match(facts, pairs)
+    values = model_facts(facts) | matched_values(outcome)
+    try:
+        config = read_config(found.path)
+        shards = weight_files(found.path)
+        for shard in shards:
+            read_header(shard, next_step=AGAIN)
+        values["bytes"] = sum(shard.stat().st_size for shard in shards)
+        accept(config)
+    except DsparkError as error:
+        return Finding("model", found.name, False, str(error), values)
+    return Finding("model", found.name, True, "", values)
+
+
+def model_facts(facts: ModelFacts) -> dict[str, Any]:
+    """What a model is compared by."""
+    return {
+        "architecture": facts.architecture,
+        "hidden_size": facts.hidden_size,
+        "layers": facts.layers,
+        "bits": facts.bits,
+        "vocabulary_hash": facts.vocabulary,
+        "hub_id": facts.origin,
+        "made_from": list(facts.parents),
+        "relation": facts.relation,
+    }
+
+
+def matched_values(outcome: Match) -> dict[str, Any]:
+    """The registry's answer for a model."""
+    pair = outcome.pair
+    return {
+        "pair": None if pair is None else pair.id,
+        "matched_by": outcome.how or None,
+        "mode": None if pair is None else pair.mode,
+        "drafters": {} if pair is None else dict(pair.drafters),
+        "no_pair_because": outcome.reason or None,
+    }
+
+
+def _inspect_gguf(found: ModelRef, accept: Any) -> Finding:
+    from mlx_dspark.catalog.gguf.file import open_gguf
+    from mlx_dspark.catalog.gguf.layouts import gguf_config
+    from mlx_dspark.catalog.shipped import shipped_drafter
+
+    try:
+        config = gguf_config(open_gguf(found.path))
+        shipped = shipped_drafter(found)
+        values = {
+            "architecture": config.get("model_type"),
+            "hidden_size": config.get("hidden_size"),
+            "layers": config.get("num_hidden_layers"),
+            "pair": None if shipped is None else shipped.name,
+            "drafters": {} if shipped is None else {"dspark": f"shipped:{shipped.name}"},
+            "no_pair_because": "a GGUF file is matched by its content alone" if shipped is None else None,
+        }
+        accept(config)
+    except DsparkError as error:
+        return Finding("model", found.name, False, str(error))
+    return Finding("model", found.name, True, "", values)

@@ -1,0 +1,186 @@
+"""The registry of pairs: targets and the drafters that were made for them.
+
+`pairs.toml` beside this file holds the program's rows; `pairs.toml` in the user's configuration folder adds
+to them, and a row there takes the place of one with the same id. docs/pairs.md lists the fields.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from mlx_dspark.catalog.pair_row import Expected, Row
+from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError
+
+PACKAGED = Path(__file__).parent / "pairs.toml"
+SHIPPED = "shipped:"
+"""Begins the name of a drafter that comes with the program."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One row. What is not known is None or empty.
+
+    `target` and the `drafters` by mode are hub ids, but for those that come with the program; `parents` are
+    hub ids that a conversion of the target names as what it was made from. `architecture` is the config's
+    `model_type`, `vocabulary` the hash of `catalog.vocabulary`, `bits` those of the target's quantization.
+    `cap` is the published best number of drafts a round, `peak_bytes` of memory in a short conversation.
+    `file` is where the row stands.
+    """
+
+    id: str
+    target: str
+    drafters: Mapping[str, str]
+    mode: str
+    source: str
+    lookup: bool = True
+    parents: tuple[str, ...] = ()
+    architecture: str | None = None
+    hidden_size: int | None = None
+    layers: int | None = None
+    vocabulary: str | None = None
+    bits: int | None = None
+    cap: int | None = None
+    weights_bytes: int | None = None
+    kv_bytes_per_token: int | None = None
+    peak_bytes: int | None = None
+    speedup: float | None = None
+    licence: str = ""
+    expected: tuple[Expected, ...] = ()
+    file: Path = field(default=PACKAGED, compare=False)
+
+    def expectations(self, mode: str) -> Mapping[str, Expected]:
+        """What is expected of a drafting mode, by content; `all` stands for all contents together."""
+        return MappingProxyType({each.content: each for each in self.expected if each.mode == mode})
+
+
+@dataclass(frozen=True)
+class Registry:
+    """All rows, and what is wrong with the user's file, if anything; its other rows count."""
+
+    pairs: tuple[Pair, ...]
+    faults: tuple[DsparkError, ...] = ()
+
+    def named(self, name: str) -> Pair | None:
+        """The row with this id, or None."""
+        return next((pair for pair in self.pairs if pair.id == name), None)
+
+
+def registry() -> tuple[Pair, ...]:
+    """The program's rows and the user's good ones."""
+    return load_registry().pairs
+
+
+def load_registry(user: Path | None = None) -> Registry:
+    """The rows of the program and of `user`, None for the file `user_file` names. A faulty user row is left
+    out and told in `faults`."""
+    path = user_file() if user is None else user
+    pairs = {pair.id: pair for pair in read_pairs(PACKAGED)}
+    faults: list[DsparkError] = []
+    try:
+        rows = _rows(path) if path.is_file() else []
+    except DsparkError as error:
+        return Registry(tuple(pairs.values()), (error,))
+    own: set[str] = set()
+    for row in rows:
+        try:
+            pair = _pair(row)
+            if pair.id in own:
+                row.bad("id", f"is {pair.id!r}, as an earlier row's is")
+            own.add(pair.id)
+            pairs[pair.id] = pair
+        except DsparkError as error:
+            faults.append(error)
+    return Registry(tuple(pairs.values()), tuple(faults))
+
+
+def user_file() -> Path:
+    """`mlx_dspark/pairs.toml` in `$XDG_CONFIG_HOME`, else in `~/.config`."""
+    named = os.environ.get("XDG_CONFIG_HOME", "")
+    home = Path(named) if named and Path(named).is_absolute() else Path(os.path.expanduser("~/.config"))
+    return home / "mlx_dspark" / "pairs.toml"
+
+
+def read_pairs(path: Path) -> tuple[Pair, ...]:
+    """Every row of a file. Raises BadCheckpoint naming file, row and field."""
+    pairs: dict[str, Pair] = {}
+    for row in _rows(path):
+        pair = _pair(row)
+        if pair.id in pairs:
+            row.bad("id", f"is {pair.id!r}, as an earlier row's is")
+        pairs[pair.id] = pair
+    return tuple(pairs.values())
+
+
+def target_of(name: str) -> str:
+    """The target's name where `name` is the id of a row, else `name`."""
+    found = load_registry().named(name)
+    return name if found is None else found.target
+
+
+def _rows(path: Path) -> list[Row]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise BadCheckpoint(
+            f"{path} cannot be read: {error.strerror or error}.", "Check the file and its rights."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpoint(
+            f"{path} is not valid TOML: {str(error).rstrip('.')}.", "Correct the file, or remove it."
+        ) from error
+    rows = content.pop("pair", [])
+    listed = isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    if content or not listed:
+        odd = next(iter(content), "pair")
+        raise BadCheckpoint(
+            f"{path} has the key {odd!r}, where each row begins with [[pair]].",
+            "Correct the file, or remove it.",
+            field=odd,
+        )
+    starts = [number for number, line in enumerate(text.splitlines(), 1) if _starts_row(line)]
+    return [Row(row, path, starts[i] if len(starts) == len(rows) else 0, i + 1) for i, row in enumerate(rows)]
+
+
+def _starts_row(line: str) -> bool:
+    return line.partition("#")[0].replace(" ", "").strip() == "[[pair]]"
+
+
+_WHOLES = ("hidden_size", "layers", "bits", "cap", "weights_bytes", "kv_bytes_per_token", "peak_bytes")
+_WORDS = ("architecture", "vocabulary")
+MODES = ("dspark", "dflash", "lookup")
+
+
+def _pair(row: Row) -> Pair:
+    drafters = row.drafters(MODES[:2])
+    mode = row.word("mode") or next(iter(drafters), "lookup")
+    if mode not in (*drafters, "lookup"):
+        row.bad("mode", f"is {mode!r}, and drafters names {_listed(drafters)}")
+    known: dict[str, Any] = {name: row.whole(name) for name in _WHOLES}
+    known |= {name: row.word(name) for name in _WORDS}
+    pair = Pair(
+        id=row.required("id"),
+        target=row.required("target"),
+        drafters=MappingProxyType(drafters),
+        mode=mode,
+        source=row.word("source") or str(row.file),
+        lookup=row.flag("lookup", True),
+        parents=row.words("parents"),
+        speedup=row.number("speedup"),
+        licence=row.word("licence") or "",
+        expected=row.expected(drafters),
+        file=row.file,
+        **known,
+    )
+    row.refuse_unknown()
+    return pair
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,73 @@
+"""`inspect`: what a drafter or a model is, and whether it would run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import partial
+from typing import Any
+
+from mlx_dspark.cli.ranks import refuse_ranks
+from mlx_dspark.cli.show import Progress, note
+from mlx_dspark.cli.streams import require_output
+from mlx_dspark.foundation.doctor_settings import InspectSettings
+from mlx_dspark.foundation.errors import LoadError, UsageError
+
+UNKNOWN = "unknown"
+
+
+def inspect(settings: InspectSettings) -> int:
+    """Tell what a drafter or a model is, which pair it belongs to, and why it would not run."""
+    from mlx_dspark.catalog.inspecting import inspect_drafter, inspect_model, is_drafter
+    from mlx_dspark.catalog.pairs import load_registry
+    from mlx_dspark.targets.load import refuse_config
+
+    refuse_ranks("inspect")
+    if not settings.thing:
+        raise UsageError("inspect is given nothing.", "Name a drafter or a model.", field="thing")
+    require_output()
+    progress, known = Progress(), load_registry()
+    for fault in known.faults:
+        note(f"mlx-dspark: {fault}")
+    found = _found(settings.thing, progress)
+    progress.clear()
+    if is_drafter(found):
+        finding = inspect_drafter(found, known.pairs)
+    else:
+        finding = inspect_model(found, known.pairs, partial(refuse_config, kv_bits=None, ranks=1))
+    if settings.json:
+        print(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
+        return 0
+    state = "would run" if finding.live else f"refused: {finding.refused}"
+    print(f"{finding.name} is a {finding.kind}; {state}")
+    for name, value in finding.facts.items():
+        print(f"{name.replace('_', ' '):18} {_told(value)}")
+    return 0
+
+
+def _found(name: str, progress: Progress) -> Any:
+    """A model, else a drafter: a drafter's files have names that a model's need not have."""
+    from mlx_dspark.catalog.hub import is_hub_id
+    from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
+    from mlx_dspark.foundation.paths import default_cache_dir
+
+    try:
+        return resolve_model(name, cache_dir=default_cache_dir(), trust_remote_code=False, progress=progress)
+    except LoadError:
+        if not is_hub_id(name):
+            raise
+        return resolve_drafter(name, progress=progress)
+
+
+def _told(value: object) -> str:
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, dict):
+        return ", ".join(f"{name.replace('_', ' ')} {_told(each)}" for name, each in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_told_item, value)) or "none"
+    return str(value)
+
+
+def _told_item(value: object) -> str:
+    return "unbounded" if value is None else str(value)

@@ -1,0 +1,271 @@
+"""A row is used for its target and conversions of it, never for a lookalike; a bad file is told."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlx_dspark
+from mlx_dspark.catalog.matching import ModelFacts, facts_of, match
+from mlx_dspark.catalog.pairs import PACKAGED, Pair, load_registry, read_pairs, registry
+from mlx_dspark.catalog.resolve import resolve_model
+from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, UsageError
+from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.measured import measured_gains, remember_gains
+from mlx_dspark.session.pair import load_parts
+from mlx_dspark.session.registered import MARGIN, chosen_mode
+from tests.tiny import save_tiny
+from tests.tiny_drafters import save_tiny_dspark
+
+PARENT, TARGET = "maker/Small-it", "converter/Small-it-8bit"
+ROW = Pair(
+    "small", TARGET, {"dspark": "someone/head"}, "dspark", "a test", parents=(PARENT,),
+    architecture="qwen3", hidden_size=64, layers=2, vocabulary="aa",
+)  # fmt: skip
+SAME = ModelFacts(None, (PARENT,), None, True, "qwen3", 64, 2, "aa", 8)
+
+
+@pytest.fixture(autouse=True)
+def config_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "config"
+
+
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [
+        ({}, "parent"),
+        ({"relation": "quantized", "converted": False}, "parent"),
+        ({"origin": TARGET, "parents": ()}, "target"),
+        ({"origin": TARGET.upper(), "parents": ()}, "target"),
+        ({"origin": PARENT, "parents": ("maker/Small-base",)}, "target"),
+        ({"parents": (TARGET,)}, "parent"),
+        ({"vocabulary": None}, "parent"),
+    ],
+)
+def test_the_target_and_its_conversions_match(change: dict[str, Any], how: str) -> None:
+    found = match(replace(SAME, **change), [ROW])
+    assert (found.pair, found.how) == (ROW, how)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"hidden_size": 128}, "its hidden size is 128, not 64"),
+        ({"layers": 3}, "its layers is 3, not 2"),
+        ({"architecture": "llama"}, "its architecture is llama, not qwen3"),
+        ({"vocabulary": "bb"}, "its vocabulary is bb, not aa"),
+        ({"origin": TARGET, "hidden_size": 128}, "its hidden size is 128, not 64"),
+        ({"parents": ()}, "nothing records what it was made from"),
+        ({"parents": ("maker/Small-base",)}, "it was made from maker/Small-base"),
+        ({"parents": ("other/Small-it-tuned",)}, "it was made from other/Small-it-tuned"),
+        ({"parents": (PARENT, "other/Twin")}, "it was made from"),
+        ({"relation": "finetune"}, "calls it a finetune"),
+        ({"relation": "merge"}, "calls it a merge"),
+        ({"converted": False}, "no fine-tune of it"),
+        ({"origin": "someone/Small-it-8bit", "parents": ()}, "nothing records"),
+        ({"origin": "x/small", "parents": (), "hidden_size": 128}, "no known pair"),
+    ],
+)
+def test_near_misses_do_not_match_and_are_told(change: dict[str, Any], told: str) -> None:
+    found = match(replace(SAME, **change), [ROW])
+    assert found.pair is None
+    assert told in found.reason
+
+
+def test_of_two_rows_the_one_with_the_models_bits_is_taken() -> None:
+    rows = [replace(ROW, id="four", target="c/4", bits=4), replace(ROW, id="eight", target="c/8", bits=8)]
+    assert [match(replace(SAME, bits=bits), rows).pair for bits in (4, 8, 6)] == [rows[0], rows[1], rows[0]]
+
+
+@pytest.mark.parametrize("pair", registry(), ids=lambda pair: pair.id)
+def test_a_row_finds_its_own_target_and_by_its_id(pair: Pair) -> None:
+    if pair.target != pair.id:
+        facts = ModelFacts(pair.target, bits=pair.bits)
+        assert match(facts, registry()).pair == pair
+    assert load_registry().named(pair.id) == pair
+    assert pair.mode in pair.drafters
+    assert pair.source
+
+
+def test_every_published_row_is_there() -> None:
+    ids = {pair.id for pair in registry()}
+    assert {"qwen3-4b", "gemma-4-12b", "qwen3.8-27b", "qwen3.8-27b-8bit", "minicpm5-2b"} <= ids
+    assert len(ids) == len(registry()) == PACKAGED.read_text().count("[[pair]]")
+
+
+def write(home: Path, text: str) -> Path:
+    file = home / "mlx_dspark" / "pairs.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+GOOD = '[[pair]]\nid = "mine"\ntarget = "me/model"\ndrafters = { dspark = "me/head" }\n'
+
+
+def test_user_rows_add_and_replace(config_home: Path) -> None:
+    write(config_home, GOOD + GOOD.replace("mine", "qwen3-4b"))
+    known = load_registry()
+    assert not known.faults
+    mine, theirs = known.named("mine"), known.named("qwen3-4b")
+    assert mine is not None
+    assert theirs is not None
+    assert mine.drafters == theirs.drafters == {"dspark": "me/head"}
+    assert len(known.pairs) == len(read_pairs(PACKAGED)) + 1
+
+
+@pytest.mark.parametrize(
+    ("row", "field", "told"),
+    [
+        ("", "drafters", "is missing"),
+        ('drafters = { eagle = "x" }', "drafters", "eagle"),
+        ('drafters = { dspark = "x" }\nmode = "dflash"', "mode", "names dspark"),
+        ('drafters = { dspark = "x" }\nlayers = 0', "layers", "at least 1"),
+        ('drafters = { dspark = "x" }\nlayers = true', "layers", "whole number"),
+        ('drafters = { dspark = "x" }\nspeedup = "2x"', "speedup", "above 0"),
+        ('drafters = { dspark = "x" }\nparents = "x"', "parents", "list of texts"),
+        ('drafters = { dspark = "x" }\nlicense = "MIT"', "license", "not a field"),
+        (
+            'drafters = { dspark = "x" }\n[[pair.expected]]\nmode = "dspark"\ncap = 2\naccept_length = 4.0',
+            "expected.accept_length",
+            "from 1 to 3",
+        ),
+    ],
+)
+def test_a_bad_row_is_told_by_file_line_and_field_and_costs_itself(
+    config_home: Path, row: str, field: str, told: str
+) -> None:
+    file = write(config_home, f'{GOOD}\n[[pair]]\nid = "bad"\ntarget = "me/other"\n{row}\n')
+    known = load_registry()
+    (fault,) = known.faults
+    assert fault.field == field
+    assert re.search(rf"{re.escape(str(file))}, line 6: {field} of the pair 'bad'.*{told}", str(fault))
+    assert known.named("mine") is not None
+    assert known.named("bad") is None
+    with pytest.raises(BadCheckpoint):
+        read_pairs(file)
+
+
+@pytest.mark.parametrize("text", ["[[pair]\n", "x = \n", '[pair]\nid = "x"\n', "other = 1\n", "\x00"])
+def test_a_file_that_is_no_registry_is_told_and_the_programs_rows_stay(config_home: Path, text: str) -> None:
+    file = write(config_home, text)
+    known = load_registry()
+    (fault,) = known.faults
+    assert str(file) in str(fault)
+    assert known.pairs == read_pairs(PACKAGED)
+
+
+def save_pair(tmp_path: Path, config_home: Path, card: str, **fields: str) -> Path:
+    """A tiny model whose README has `card`, and a user row for it with a drafter beside it."""
+    head = save_tiny_dspark(tmp_path / "head")
+    model = save_tiny(tmp_path / "model", "qwen3")
+    (model / "README.md").write_text(f"---\n{card}\n---\n# a model\n")
+    facts = facts_of(resolve_model(str(model), cache_dir=tmp_path))
+    known = {
+        "architecture": f'"{facts.architecture}"',
+        "hidden_size": facts.hidden_size,
+        "layers": facts.layers,
+    }
+    known |= {"vocabulary": f'"{facts.vocabulary}"'} | fields
+    lines = "\n".join(f"{name} = {value}" for name, value in known.items())
+    write(
+        config_home,
+        f'[[pair]]\nid = "small"\ntarget = "{TARGET}"\nparents = ["{PARENT}"]\n'
+        f'drafters = {{ dspark = "{head}" }}\n{lines}\n',
+    )
+    return model
+
+
+CONVERSION = f"base_model: {PARENT}\nlibrary_name: mlx"
+
+
+def test_a_conversion_gets_the_drafter_of_its_row(tmp_path: Path, config_home: Path) -> None:
+    model = save_pair(tmp_path, config_home, CONVERSION, lookup="false")
+    parts = load_parts(LoadSettings(model=model))
+    assert parts.mode == "dspark"
+    assert parts.drafter is not None
+    assert [source.name for source in parts.drafter.sources] == ["dspark"]
+    assert "small" in parts.pairing
+
+
+@pytest.mark.parametrize(
+    "card", ["tags: [mlx]", CONVERSION + "\nbase_model_relation: finetune", ": not [yaml"]
+)
+def test_a_lookalike_gets_lookup_and_is_told(tmp_path: Path, config_home: Path, card: str) -> None:
+    model = save_pair(tmp_path, config_home, card)
+    parts = load_parts(LoadSettings(model=model))
+    assert parts.mode == "lookup"
+    assert "it has the numbers of small" in parts.pairing
+    assert "--drafter" in parts.pairing
+    with pytest.raises(UsageError, match="registered"):
+        load_parts(LoadSettings(model=model, mode="dspark"))
+    assert load_parts(LoadSettings(model=model, drafter=tmp_path / "head")).mode == "dspark"
+
+
+def test_another_vocabulary_with_the_same_numbers_does_not_match(tmp_path: Path, config_home: Path) -> None:
+    model = save_pair(tmp_path, config_home, CONVERSION)
+    file = model / "tokenizer.json"
+    content = json.loads(file.read_text())
+    first, second = list(content["model"]["vocab"])[-2:]
+    vocab = content["model"]["vocab"]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    file.write_text(json.dumps(content))
+    parts = load_parts(LoadSettings(model=model))
+    assert parts.mode == "lookup"
+    assert "vocabulary" in parts.pairing
+
+
+def test_a_registered_drafter_that_cannot_be_had_gives_way_only_where_nobody_asked(
+    tmp_path: Path, config_home: Path
+) -> None:
+    model = save_pair(tmp_path, config_home, CONVERSION)
+    (tmp_path / "head" / "model.safetensors").write_bytes(b"")
+    parts = load_parts(LoadSettings(model=model))
+    assert parts.mode == "lookup"
+    assert "cannot be used" in parts.pairing
+    with pytest.raises(BadCheckpoint):
+        load_parts(LoadSettings(model=model, mode="dspark"))
+
+
+def test_a_registered_drafter_that_does_not_fit_gives_way(tmp_path: Path, config_home: Path) -> None:
+    model = save_pair(tmp_path, config_home, CONVERSION)
+    save_tiny_dspark(tmp_path / "head", hidden=32)
+    parts = load_parts(LoadSettings(model=model))
+    assert parts.mode == "lookup"
+    assert "cannot be used" in parts.pairing
+
+
+def test_a_broken_user_file_does_not_stop_a_model(tmp_path: Path, config_home: Path) -> None:
+    model = save_pair(tmp_path, config_home, CONVERSION)
+    write(config_home, "[[pair]\n")
+    assert "pairs.toml" in load_parts(LoadSettings(model=model)).pairing
+    assert load_parts(LoadSettings(model=model, mode="lookup")).pairing == ""
+
+
+def test_a_short_name_stands_for_its_target(config_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(config_home, GOOD)
+    with pytest.raises(mlx_dspark.DsparkError, match="me/model"):
+        resolve_model("mine", cache_dir=config_home, offline=True)
+    with pytest.raises(ModelNotFound, match="qwen3-4b"):
+        resolve_model("qwen3-4bb", cache_dir=config_home, offline=True)
+
+
+def test_what_was_measured_here_beats_the_row(tmp_path: Path) -> None:
+    heads = {"dspark": "a", "dflash": "b"}
+    assert chosen_mode("dflash", heads, {}) == "dflash"
+    assert chosen_mode("dflash", heads, {"dspark": 9.0}) == "dflash"
+    assert chosen_mode("dflash", heads, {"dspark": 2.2, "dflash": 2.0}) == "dspark"
+    assert chosen_mode("dflash", heads, {"lookup": 2.2, "dflash": 2.0}) == "lookup"
+    assert chosen_mode("dflash", heads, {"dspark": 2.0 * MARGIN, "dflash": 2.0}) == "dflash"
+    assert remember_gains(tmp_path, "model", {"dspark": 2.2, "dflash": 2.0}) == ""
+    assert remember_gains(tmp_path, "other", {"lookup": 1.1}) == ""
+    assert measured_gains(tmp_path, "model") == {"dspark": 2.2, "dflash": 2.0}
+    (tmp_path / "modes.json").write_text("{")
+    assert measured_gains(tmp_path, "model") == {}
