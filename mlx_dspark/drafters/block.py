@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from mlx_dspark.catalog.formats import DrafterConfig
 from mlx_dspark.contracts import Ask, Observation, Proposal, Source, Target
-from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw
+from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw, draw_of, proposal_of
 from mlx_dspark.foundation.errors import DrafterMismatch
 from mlx_dspark.kernels.attention import cpu_attention
 from mlx_dspark.kernels.cpu_small.modules import HostRoPE
@@ -162,7 +162,7 @@ class BlockDrafter(ABC):
                 raise ValueError(
                     f"row {row} is at {ask.positions[row]}, and {rows.rows[row].depth} tokens were seen"
                 )
-        width, draw = max(lengths), self._draw(ask, active)
+        width, draw = max(lengths), draw_of(self.vocab, ask, active)
         hidden = self._block([rows.rows[row] for row in active], [ask.anchors[row] for row in active], width)
         chain = self._chain(hidden, [ask.anchors[row] for row in active], width, draw)
         if chain.confidence_logits is not None:
@@ -173,11 +173,7 @@ class BlockDrafter(ABC):
                 lengths[row] = min(lengths[row], most)
         width = max(lengths)
         tokens, q = chain.tokens[:, :width], draw.probs(chain.tokens)
-        if len(active) < len(lengths):
-            spread = [active.index(row) if row in active else 0 for row in range(len(lengths))]
-            tokens, q = tokens[mx.array(spread)], q.select(spread)
-        source = tuple(self.name if length else "" for length in lengths)
-        return Proposal(tokens, tuple(lengths), q, source)
+        return proposal_of(self.name, tokens, q, lengths, active)
 
     def trace(self, rows: ContextRows, anchors: Sequence[int]) -> Trace:
         """A greedy block of full width for all rows, kept whole: for checks against reference values."""
@@ -204,13 +200,6 @@ class BlockDrafter(ABC):
     def _chain(self, hidden: mx.array, anchors: Sequence[int], width: int, draw: Draw) -> Chain:
         first = self.config.first_slot
         return self._drafts(hidden[:, first : first + width], mx.array(list(anchors), dtype=mx.int32), draw)
-
-    def _draw(self, ask: Ask, active: Sequence[int]) -> Draw:
-        sampling = [ask.sampling[row] for row in active]
-        if all(row.greedy for row in sampling):
-            return GreedyDraw(self.vocab)
-        noise = ask.noise if len(active) == len(ask.caps) else ask.noise.select(active)
-        return SampledDraw(self.vocab, sampling, noise, [ask.positions[row] + 1 for row in active])
 
     def _thresholds(self, ask: Ask, active: Sequence[int]) -> list[float]:
         if not self.confident:

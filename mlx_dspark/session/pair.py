@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from mlx_dspark.foundation.errors import DrafterMismatch, DsparkError, UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
-from mlx_dspark.session.calibrate import calibrated, pair_facts
+from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
+from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
 from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
 
@@ -170,6 +171,7 @@ def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
 
     checkpoint = read.checkpoint
     drafting = [str(source) for source in read.drafter.sources] if read.drafter is not None else []
+    drafting += [mark for part in parts_of(read.drafter) if (mark := getattr(part, "fingerprint", ""))]
     return {
         **versions(),
         "model config": digest(checkpoint.config),
@@ -201,14 +203,20 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     )
     shipped = shipped_drafter(found) if may_ship else None
     drafting = drafting_mode(settings, has_shipped=shipped is not None)
-    drafter, model, mode = _drafter(settings, drafting, shipped, report)
-    checkpoint = load_checkpoint(
+    load = partial(
+        load_checkpoint,
         found,
         progress=report,
         accept=partial(refuse_model, kv_bits=settings.kv_bits, ranks=ranks),
         divide=None if link is None else partial(divide_model, group=link.group),
     )
-    return _Read(checkpoint, drafter, model, mode, shipped)
+    if drafting == DRAFT_MODEL:
+        draft = find_draft_model(settings, report)
+        checkpoint = load()
+        drafter = load_draft_model(draft, settings, checkpoint, report, ranks=ranks)
+        return _Read(checkpoint, _after_lookup(settings, drafter), None, drafting, None)
+    drafter, model, mode = _drafter(settings, drafting, shipped, report)
+    return _Read(load(), drafter, model, mode, shipped)
 
 
 def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link | None) -> Parts:
@@ -266,14 +274,21 @@ def _recorded(read: _Read) -> dict[str, Sequence[float]] | None:
 
 def uses_shipped(settings: LoadSettings) -> bool:
     """Whether a drafter that is shipped with the model would be used."""
-    return settings.drafter is None and settings.mode not in ("lookup", "baseline")
+    given = settings.drafter is not None or settings.draft_model is not None
+    return not given and settings.mode not in ("lookup", "baseline", DRAFT_MODEL)
 
 
 def drafting_mode(settings: LoadSettings, *, has_shipped: bool = False) -> str:
-    """`model`, `lookup` or `baseline`: who drafts. `has_shipped`: a drafter is shipped with the model.
+    """`model`, `draft-model`, `lookup` or `baseline`: who drafts.
+
+    `has_shipped`: a drafter is shipped with the model.
 
     Raises UsageError where settings contradict each other: none is accepted and then ignored.
     """
+    if settings.draft_model is not None or settings.mode == DRAFT_MODEL:
+        _refuse_beside_draft_model(settings)
+        _refuse_unused(settings, _BLOCK_KNOBS, "use a DSpark or DFlash drafter")
+        return DRAFT_MODEL
     has_drafter = settings.drafter is not None or has_shipped
     if settings.mode in ("dspark", "dflash") and not has_drafter:
         raise UsageError(
@@ -289,12 +304,34 @@ def drafting_mode(settings: LoadSettings, *, has_shipped: bool = False) -> str:
         )
     takes_drafter = has_drafter and settings.mode not in ("lookup", "baseline")
     drafting = "baseline" if settings.mode == "baseline" else "model" if takes_drafter else "lookup"
+    _refuse_unused(settings, ("num_draft_tokens",), "name a draft model with --draft-model")
     unused = {"model": (), "lookup": _DRAFTER_KNOBS, "baseline": (*_DRAFTER_KNOBS, *_DRAFTING_KNOBS)}
     _refuse_unused(settings, unused[drafting], _USED_WITH[drafting])
     return drafting
 
 
-_DRAFTER_KNOBS = ("confidence_threshold", "drafter_bits", "drafter_window", "lookup_drafts")
+def _refuse_beside_draft_model(settings: LoadSettings) -> None:
+    if settings.draft_model is None:
+        raise UsageError(
+            f"mode is {settings.mode!r}, and no draft model is given.",
+            "Name one with --draft-model.",
+            field="mode",
+        )
+    if settings.drafter is not None:
+        raise UsageError(
+            "draft_model is given, and so is drafter.", "Leave one of the two out.", field="draft_model"
+        )
+    if settings.mode not in ("auto", DRAFT_MODEL):
+        raise UsageError(
+            f"draft_model is given, and mode {settings.mode!r} does not use one.",
+            "Leave one of the two out.",
+            field="draft_model",
+        )
+
+
+DRAFT_MODEL = "draft-model"
+_BLOCK_KNOBS = ("confidence_threshold", "drafter_bits", "drafter_window")
+_DRAFTER_KNOBS = (*_BLOCK_KNOBS, "lookup_drafts")
 _DRAFTING_KNOBS = ("max_draft", "lookup_long_draft")
 _USED_WITH = {
     "baseline": "choose a mode that drafts",
@@ -321,8 +358,6 @@ def _drafter(
     `shipped` is the folder of the drafter that is shipped with the model, None where another one is to be
     used or there is none.
     """
-    from mlx_dspark.drafters.first_hit import FirstHit
-
     if drafting == "baseline":
         return None, None, "baseline"
     if drafting == "lookup":
@@ -335,12 +370,19 @@ def _drafter(
             f"Use --mode {model.name} or --mode auto.",
             field="mode",
         )
+    return _after_lookup(settings, model), model, model.name
+
+
+def _after_lookup(settings: LoadSettings, model: Drafter) -> Drafter:
+    """The drafter, with lookup before it where that is wanted."""
+    from mlx_dspark.drafters.first_hit import FirstHit
+
     first = settings.lookup_drafts if settings.lookup_drafts is not None else model.name == "dspark"
     if not first:
         _refuse_unused(settings, ("lookup_long_draft",), _USED_WITH["model"])
-        return model, model, model.name
+        return model
     lookup = lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft, beside_model=True)
-    return FirstHit([lookup, model]), model, model.name
+    return FirstHit([lookup, model])
 
 
 def lookup_drafter(
