@@ -30,12 +30,12 @@ SEED = 8
 
 @dataclass
 class DraftRow:
-    """`seen` are the committed tokens. `after` are logits `[vocab]` after `anchor`, where that is fed and not
-    yet seen."""
+    """`seen` are the committed tokens. `after` is where the logits after `anchor` are found, once that is fed
+    and until it is seen: logits of several rows, and the place among them."""
 
     seen: list[int] = field(default_factory=list)
     anchor: int | None = None
-    after: mx.array | None = None
+    after: tuple[mx.array, int] | None = None
 
 
 @dataclass
@@ -84,7 +84,7 @@ class DraftModelRows:
         self._rows = [self._rows[row] for row in rows]
 
     def fill(self, depth: int) -> None:
-        """Take so many tokens as read that are still to be seen, where states can be filled so: for timing."""
+        """Take so many tokens as read that will be seen, where states can be filled so: for timing."""
         if can_fill(self._states):
             seed = self._new_states(1)
             self._read_alone(seed, [self._stand_in] * min(SEED, depth))
@@ -159,13 +159,11 @@ class DraftModelRows:
             after = self._forward_ragged(feeds, keep)
             for place in active:
                 if keep[place]:
-                    self._rows[place].anchor, self._rows[place].after = anchors[place], after[place]
-        return mx.stack([self._after(place) for place in active])
-
-    def _after(self, place: int) -> mx.array:
-        after = self._rows[place].after
-        assert after is not None
-        return after
+                    self._rows[place].anchor, self._rows[place].after = anchors[place], (after, place)
+            if all(keep[place] for place in active):
+                return after if len(active) == len(keep) else after[mx.array(list(active))]
+        found = [after for place in active if (after := self._rows[place].after) is not None]
+        return mx.stack([logits[place] for logits, place in found])
 
     def feed_drafts(self, active: Sequence[int], tokens: mx.array) -> mx.array:
         """Feed the next draft of the active rows, `[active, 1]`; logits after it, `[active, vocab]`."""
