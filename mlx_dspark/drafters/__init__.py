@@ -1,1 +1,1 @@
-"""Proposers: lookup, DSpark, DFlash, and their composition. None of them decides."""
+"""Proposers: lookup, DSpark, DFlash, a draft model, and their composition. None of them decides."""

@@ -16,7 +16,7 @@ import mlx.nn as nn
 
 from mlx_dspark.catalog.formats import DrafterConfig
 from mlx_dspark.contracts import Ask, Observation, Proposal, Source, Target
-from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw
+from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw, draw_of, proposal_of
 from mlx_dspark.foundation.errors import DrafterMismatch
 from mlx_dspark.kernels.attention import cpu_attention
 from mlx_dspark.kernels.cpu_small.modules import HostRoPE
@@ -173,11 +173,7 @@ class BlockDrafter(ABC):
                 lengths[row] = min(lengths[row], most)
         width = max(lengths)
         tokens, q = chain.tokens[:, :width], draw.probs(chain.tokens)
-        if len(active) < len(lengths):
-            spread = [active.index(row) if row in active else 0 for row in range(len(lengths))]
-            tokens, q = tokens[mx.array(spread)], q.select(spread)
-        source = tuple(self.name if length else "" for length in lengths)
-        return Proposal(tokens, tuple(lengths), q, source)
+        return proposal_of(self.name, tokens, q, lengths, active)
 
     def trace(self, rows: ContextRows, anchors: Sequence[int]) -> Trace:
         """A greedy block of full width for all rows, kept whole: for checks against reference values."""
@@ -206,11 +202,7 @@ class BlockDrafter(ABC):
         return self._drafts(hidden[:, first : first + width], mx.array(list(anchors), dtype=mx.int32), draw)
 
     def _draw(self, ask: Ask, active: Sequence[int]) -> Draw:
-        sampling = [ask.sampling[row] for row in active]
-        if all(row.greedy for row in sampling):
-            return GreedyDraw(self.vocab)
-        noise = ask.noise if len(active) == len(ask.caps) else ask.noise.select(active)
-        return SampledDraw(self.vocab, sampling, noise, [ask.positions[row] + 1 for row in active])
+        return draw_of(self.vocab, ask, active)
 
     def _thresholds(self, ask: Ask, active: Sequence[int]) -> list[float]:
         if not self.confident:

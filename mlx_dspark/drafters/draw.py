@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from mlx_dspark.contracts import Ask, Proposal
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.nn.noise import RowNoise
 from mlx_dspark.nn.probs import Candidates, Dense, DraftProbs, MappedVocab, PointMass
@@ -19,6 +20,8 @@ class DraftVocab:
         self.size = size
         self.d2t = d2t
         self.ids = None if d2t is None else mx.arange(d2t.size, dtype=mx.int32) + d2t
+        self.drafted = size if d2t is None else d2t.size
+        """How many ids the logits stand for."""
 
     def target(self, draft: mx.array) -> mx.array:
         """Target ids of draft ids."""
@@ -99,3 +102,23 @@ class SampledDraw:
 def _picked(scores: mx.array, ids: mx.array) -> mx.array:
     best = mx.argmax(scores, axis=-1, keepdims=True)
     return mx.take_along_axis(ids, best, axis=-1)[..., 0].astype(mx.int32)
+
+
+def draw_of(vocab: DraftVocab, ask: Ask, active: Sequence[int]) -> GreedyDraw | SampledDraw:
+    """How the drafts of the `active` rows of an ask are drawn, each by its own sampling."""
+    sampling = [ask.sampling[row] for row in active]
+    if all(row.greedy for row in sampling):
+        return GreedyDraw(vocab)
+    noise = ask.noise if len(active) == len(ask.caps) else ask.noise.select(active)
+    return SampledDraw(vocab, sampling, noise, [ask.positions[row] + 1 for row in active])
+
+
+def proposal_of(
+    name: str, tokens: mx.array, q: DraftProbs, lengths: Sequence[int], active: Sequence[int]
+) -> Proposal:
+    """The drafts `tokens` `[active, width]` of the `active` rows, and q of them, as a proposal for all rows,
+    whose `lengths` are 0 for the others."""
+    if len(active) < len(lengths):
+        spread = [active.index(row) if row in active else 0 for row in range(len(lengths))]
+        tokens, q = tokens[mx.array(spread)], q.select(spread)
+    return Proposal(tokens, tuple(lengths), q, tuple(name if length else "" for length in lengths))

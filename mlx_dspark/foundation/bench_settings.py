@@ -12,7 +12,7 @@ from mlx_dspark.foundation.lists import Caps, Drafting, Draftings, Listed, Sizes
 from mlx_dspark.foundation.pictures import PICTURES
 from mlx_dspark.foundation.settings import DEFAULT_MODEL
 
-DRAFTING_MODES = ("auto", "dspark", "dflash", "lookup")
+DRAFTING_MODES = ("auto", "dspark", "dflash", "draft-model", "lookup")
 BASELINE, CONTROL = "baseline", "control"
 MLX_LM = "mlx-lm"
 TERMINAL = "terminal"

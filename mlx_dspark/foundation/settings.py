@@ -37,8 +37,8 @@ from mlx_dspark.foundation.request import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
 
-Mode = Literal["auto", "dspark", "dflash", "lookup", "baseline"]
-MODES: tuple[Mode, ...] = ("auto", "dspark", "dflash", "lookup", "baseline")
+Mode = Literal["auto", "dspark", "dflash", "draft-model", "lookup", "baseline"]
+MODES: tuple[Mode, ...] = ("auto", "dspark", "dflash", "draft-model", "lookup", "baseline")
 
 CPU_WEIGHTS = ("blocks", "dense", "stock")
 """How the CPU back end can hold weights: the repacked blocks of our kernels, float32 matrices, MLX's way."""
@@ -63,8 +63,8 @@ class LoadSettings(Settings):
         Mode,
         About(
             Choice(MODES),
-            "Who drafts. auto: the drafter given, shipped or registered for the model, else lookup. "
-            "baseline: nobody.",
+            "Who drafts. auto: the drafter or draft model given, or the drafter shipped or registered for "
+            "the model, else lookup. baseline: nobody.",
         ),
     ] = "auto"
     drafter: Annotated[
@@ -73,6 +73,22 @@ class LoadSettings(Settings):
             Words("a folder, a repository or a GGUF file"),
             "A DSpark or DFlash drafter made for the model; its own config says which of the two it is.",
             unset="the one shipped with the model or registered for it, if any",
+        ),
+    ] = None
+    draft_model: Annotated[
+        str | os.PathLike[str] | None,
+        About(
+            Words(f"{DEFAULT_MODEL}, a folder, a .gguf file or a repository"),
+            "A smaller model of the same vocabulary that drafts, named as --model names one.",
+        ),
+    ] = None
+    num_draft_tokens: Annotated[
+        int | None,
+        About(
+            Whole(1, 64, optional=True),
+            "Most tokens that the draft model drafts in a round; --max-draft chooses among them, and pins a "
+            "number by itself.",
+            unset="as many as --max-draft pins, else 8",
         ),
     ] = None
     max_draft: Annotated[
@@ -98,7 +114,7 @@ class LoadSettings(Settings):
         About(
             Switch(optional=True),
             "Ask lookup for a draft first, and the drafter only where text does not repeat.",
-            unset="on with DSpark, off with DFlash",
+            unset="on with DSpark, off with DFlash and a draft model",
         ),
     ] = None
     lookup_long_draft: Annotated[

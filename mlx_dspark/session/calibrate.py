@@ -95,15 +95,12 @@ def pair_facts(
 ) -> dict[str, str]:
     """What the costs of a pair depend on, in words."""
     from mlx_dspark.calibration.key import describe
-    from mlx_dspark.catalog.integrity import content_fingerprint
     from mlx_dspark.kernels.dispatch import kernel_set
 
-    parts: tuple[Any, ...] = getattr(drafter, "parts", (drafter,))
-    folders = [part.folder for part in parts if getattr(part, "folder", None) is not None]
     return describe(
         name=checkpoint.name,
         target=checkpoint.fingerprint,
-        drafter=content_fingerprint(_drafter_files(folders[0])) if folders else "",
+        drafter=next(filter(None, map(_mark, parts_of(drafter))), ""),
         quantization={
             "target": checkpoint.config.get("quantization"),
             "drafter_bits": settings.drafter_bits,
@@ -113,6 +110,19 @@ def pair_facts(
         states=(*target.state_kinds, f"rows as {target.layout.value}"),
         kernels=kernel_set(target.report),
     )
+
+
+def parts_of(drafter: Drafter | None) -> tuple[Any, ...]:
+    """The parts of a composition, else the drafter itself, if there is one."""
+    return () if drafter is None else getattr(drafter, "parts", (drafter,))
+
+
+def _mark(part: Any) -> str:
+    """Tells a drafter's weights apart from others; empty where it has none."""
+    from mlx_dspark.catalog.integrity import content_fingerprint
+
+    folder = getattr(part, "folder", None)
+    return getattr(part, "fingerprint", "") if folder is None else content_fingerprint(_drafter_files(folder))
 
 
 def _drafter_files(folder: Path) -> list[Path]:

@@ -18,7 +18,8 @@ from mlx_dspark.foundation.errors import (
 )
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
-from mlx_dspark.session.calibrate import calibrated, pair_facts
+from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
+from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
 from mlx_dspark.session.registered import Registered, may_be_registered, registered, without_drafter
 from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
@@ -187,6 +188,7 @@ def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
 
     checkpoint = read.checkpoint
     drafting = [str(source) for source in read.drafter.sources] if read.drafter is not None else []
+    drafting += [mark for part in parts_of(read.drafter) if (mark := getattr(part, "fingerprint", ""))]
     return {
         **versions(),
         "model config": digest(checkpoint.config),
@@ -218,14 +220,21 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     )
     shipped = shipped_drafter(found) if may_ship else None
     known = _known(settings, found, shipped)
-    drafter, model, mode, known = _drafter(settings, shipped, known, report)
-    checkpoint = load_checkpoint(
+    load = partial(
+        load_checkpoint,
         found,
         progress=report,
         accept=partial(refuse_model, kv_bits=settings.kv_bits, ranks=ranks),
         divide=None if link is None else partial(divide_model, group=link.group),
     )
-    return _Read(checkpoint, drafter, model, mode, shipped, known)
+    if settings.draft_model is not None:
+        drafting = drafting_mode(settings)
+        draft = find_draft_model(settings, report)
+        checkpoint = load()
+        drafter = load_draft_model(draft, settings, checkpoint, report, ranks=ranks)
+        return _Read(checkpoint, _after_lookup(settings, drafter), None, drafting, None, Registered())
+    drafter, model, mode, known = _drafter(settings, shipped, known, report)
+    return _Read(load(), drafter, model, mode, shipped, known)
 
 
 def _known(settings: LoadSettings, found: ModelRef, shipped: Path | None) -> Registered:
@@ -317,14 +326,21 @@ def _recorded(read: _Read) -> dict[str, Sequence[float]] | None:
 
 def uses_shipped(settings: LoadSettings) -> bool:
     """Whether a drafter that is shipped with the model would be used."""
-    return settings.drafter is None and settings.mode not in ("lookup", "baseline")
+    given = settings.drafter is not None or settings.draft_model is not None
+    return not given and settings.mode not in ("lookup", "baseline", DRAFT_MODEL)
 
 
 def drafting_mode(settings: LoadSettings, *, has_shipped: bool = False) -> str:
-    """`model`, `lookup` or `baseline`: who drafts. `has_shipped`: a drafter is shipped with the model.
+    """`model`, `draft-model`, `lookup` or `baseline`: who drafts.
+
+    `has_shipped`: a drafter is shipped with the model.
 
     Raises UsageError where settings contradict each other: none is accepted and then ignored.
     """
+    if settings.draft_model is not None or settings.mode == DRAFT_MODEL:
+        _refuse_beside_draft_model(settings)
+        _refuse_unused(settings, _BLOCK_KNOBS, "use a DSpark or DFlash drafter")
+        return DRAFT_MODEL
     has_drafter = settings.drafter is not None or has_shipped
     if settings.mode in ("dspark", "dflash") and not has_drafter:
         raise UsageError(
@@ -341,12 +357,34 @@ def drafting_mode(settings: LoadSettings, *, has_shipped: bool = False) -> str:
         )
     takes_drafter = has_drafter and settings.mode not in ("lookup", "baseline")
     drafting = "baseline" if settings.mode == "baseline" else "model" if takes_drafter else "lookup"
+    _refuse_unused(settings, ("num_draft_tokens",), "name a draft model with --draft-model")
     unused = {"model": (), "lookup": _DRAFTER_KNOBS, "baseline": (*_DRAFTER_KNOBS, *_DRAFTING_KNOBS)}
     _refuse_unused(settings, unused[drafting], _USED_WITH[drafting])
     return drafting
 
 
-_DRAFTER_KNOBS = ("confidence_threshold", "drafter_bits", "drafter_window", "lookup_drafts")
+def _refuse_beside_draft_model(settings: LoadSettings) -> None:
+    if settings.draft_model is None:
+        raise UsageError(
+            f"mode is {settings.mode!r}, and no draft model is given.",
+            "Name one with --draft-model.",
+            field="mode",
+        )
+    if settings.drafter is not None:
+        raise UsageError(
+            "draft_model is given, and so is drafter.", "Leave one of the two out.", field="draft_model"
+        )
+    if settings.mode not in ("auto", DRAFT_MODEL):
+        raise UsageError(
+            f"draft_model is given, and mode {settings.mode!r} does not use one.",
+            "Leave one of the two out.",
+            field="draft_model",
+        )
+
+
+DRAFT_MODEL = "draft-model"
+_BLOCK_KNOBS = ("confidence_threshold", "drafter_bits", "drafter_window")
+_DRAFTER_KNOBS = (*_BLOCK_KNOBS, "lookup_drafts")
 _DRAFTING_KNOBS = ("max_draft", "lookup_long_draft")
 _USED_WITH = {
     "baseline": "choose a mode that drafts",
@@ -397,8 +435,6 @@ def _drafting(
 ) -> tuple[Drafter | None, BlockDrafter | None, str]:
     """`unnamed` is the drafter to use where the settings name none, `lookup_first` whether lookup drafts
     before it, None where the drafter's kind decides."""
-    from mlx_dspark.drafters.first_hit import FirstHit
-
     if drafting == "baseline":
         return None, None, "baseline"
     if drafting == "lookup":
@@ -411,13 +447,20 @@ def _drafting(
             f"Use --mode {model.name} or --mode auto.",
             field="mode",
         )
-    usual = model.name == "dspark" if lookup_first is None else lookup_first
+    return _after_lookup(settings, model, lookup_first), model, model.name
+
+
+def _after_lookup(settings: LoadSettings, model: Drafter, usual: bool | None = None) -> Drafter:
+    """The drafter, with lookup before it where that is wanted; `usual` None: where its kind decides."""
+    from mlx_dspark.drafters.first_hit import FirstHit
+
+    usual = model.name == "dspark" if usual is None else usual
     first = usual if settings.lookup_drafts is None else settings.lookup_drafts
     if not first:
         _refuse_unused(settings, ("lookup_long_draft",), _USED_WITH["model"])
-        return model, model, model.name
+        return model
     lookup = lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft, beside_model=True)
-    return FirstHit([lookup, model]), model, model.name
+    return FirstHit([lookup, model])
 
 
 def lookup_drafter(

@@ -53,7 +53,9 @@ class Result:
         "`cancelled`: by the caller.",
     ]
     context_full: Annotated[bool, "Whether prompt and answer fill the model's context, which ended the text."]
-    mode: Annotated[str, "Who drafted: `lookup`, `dspark`, `dflash`, or `baseline` for plain decoding."]
+    mode: Annotated[
+        str, "Who drafted: `lookup`, `dspark`, `dflash`, `draft-model`, or `baseline` for plain decoding."
+    ]
     prompt_tokens: Annotated[int, "Tokens of the prompt, chat template included."]
     reused_tokens: Annotated[int, "Prompt tokens that did not have to be read again."]
     num_rounds: Annotated[int, "Forward passes of the target, those that read the prompt included."]

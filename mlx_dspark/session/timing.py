@@ -11,6 +11,7 @@ import psutil
 
 from mlx_dspark.calibration.plan import Item, depths
 from mlx_dspark.contracts import Ask, Drafter, Logits, Observation, Proposal, Source, Target, TargetSpec
+from mlx_dspark.drafters.draft_model.rows import DraftModelRows
 from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.loop import Batch, VerifyLoop
 from mlx_dspark.engine.rounds import Rounds
@@ -204,6 +205,9 @@ class _DraftTimer:
 
     def fill(self, depth: int) -> None:
         """Observe so many tokens, in chunks."""
+        for part in getattr(self._rows, "parts", (self._rows,)):
+            if isinstance(part, DraftModelRows):
+                part.fill(depth)
         while self._depth < depth:
             self._observe(self._seen(min(_CHUNK, depth - self._depth)))
 

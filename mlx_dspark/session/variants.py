@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.calibrate import parts_of
+from mlx_dspark.session.draft_model import drafts_a_round
 from mlx_dspark.session.pair import Parts, lookup_drafter
 
 if TYPE_CHECKING:
@@ -25,9 +27,10 @@ def variant(parts: Parts, settings: LoadSettings, mode: str, max_draft: MaxDraft
     if mode == "auto":
         mode = parts.mode
     if mode not in ("lookup", parts.mode):
+        option = "--draft-model" if mode == "draft-model" else "--drafter"
         raise UsageError(
             f"The mode {mode!r} needs a {mode} drafter, and what drafts for {parts.name} is {parts.mode}.",
-            "Name one with --drafter, or leave the mode out.",
+            f"Name one with {option}, or leave the mode out.",
             field="mode",
         )
     if mode == parts.mode and max_draft is None:
@@ -39,13 +42,17 @@ def variant(parts: Parts, settings: LoadSettings, mode: str, max_draft: MaxDraft
 
 
 def _drafter(parts: Parts, settings: LoadSettings, mode: str, max_draft: MaxDraft) -> Drafter:
+    from mlx_dspark.drafters.draft_model.drafter import DraftModelDrafter
     from mlx_dspark.drafters.first_hit import FirstHit
 
     long_draft = settings.lookup_long_draft
     if mode == "lookup":
         return lookup_drafter(max_draft, long_draft=long_draft)
     assert parts.drafter is not None
+    model = parts_of(parts.drafter)[-1]
+    if isinstance(model, DraftModelDrafter):
+        model = model.drafting(drafts_a_round(settings, max_draft))
     if not isinstance(parts.drafter, FirstHit):
-        return parts.drafter
+        return model
     lookup = lookup_drafter(max_draft, long_draft=long_draft, beside_model=True)
-    return FirstHit([lookup, *parts.drafter.parts[1:]])
+    return FirstHit([lookup, model])

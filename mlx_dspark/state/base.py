@@ -1,9 +1,9 @@
 """What every kind of layer state promises.
 
 A state holds rows. A round opens a transaction with `begin(span)`, the model writes the span's positions, and
-`commit(keep)` keeps the first `keep[row]` of them. At most two transactions are open; they close first in,
-first out, and the second starts from the assumption that the first keeps everything. How deep each row is
-filled is kept once for all layers, in `RowStates`.
+`commit(keep)` keeps the first `keep[row]` of them. Several transactions may be open; they close first in,
+first out, and each starts from the assumption that those before it keep everything. How deep each row is
+filled, and how many may be open, is kept once for all layers, in `RowStates`.
 
 Laws, for every kind:
 1. feeding `w` and committing `k` equals feeding and committing the first `k`;

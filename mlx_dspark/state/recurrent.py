@@ -141,7 +141,7 @@ class RecurrentState:
         assert self._open, "a forward needs an open transaction"
         if self._held is None:
             self._held = tuple(mx.zeros((self._n, *shape), dtype) for shape, dtype in empty)
-        return self._open[-2].after if len(self._open) == 2 else self._held
+        return self._open[-2].after if len(self._open) > 1 else self._held
 
     def write(self, after: Arrays, replay: Replay) -> None:
         """What the round being written makes of the arrays, and how to make less of it."""

@@ -14,6 +14,9 @@ from mlx_dspark.state.base import LayerCapture, LayerState, Span
 from mlx_dspark.state.layout import Forms
 from mlx_dspark.state.rectangle import RectangleKV
 
+MOST_OPEN = 2
+"""Rounds of a target in flight: one, and one that is launched ahead of it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Capture:
@@ -47,7 +50,7 @@ class Transaction:
     def commit(self, keep: Sequence[int]) -> None:
         """Row `r` keeps the first `keep[r]` positions. The oldest transaction must close first.
 
-        When an older transaction kept less than all of a row, a younger one must keep nothing of it.
+        When an older transaction kept less than all of a row, the younger ones must keep nothing of it.
         """
         self._owner._commit(self, keep)
 
@@ -57,7 +60,7 @@ class Transaction:
 
 class RowStates:
     """Layer states of some rows. `depth[r]` counts the committed tokens of row `r`; the list itself is never
-    changed, only replaced.
+    changed, only replaced. `most_open` transactions may be open at once.
 
     `groups` says how mlx-lm's list of caches is made of the layers, in their order: None is a layer by
     itself, a number so many of them in a tuple. Where there are `forms`, growing keys and values take the one
@@ -77,6 +80,7 @@ class RowStates:
         self._forms = forms
         self._groups = [None] * len(self.layers) if groups is None else list(groups)
         self.depth = [0] * n
+        self.most_open = MOST_OPEN
         self._open: deque[Transaction] = deque()
         self._settled = False
 
@@ -101,9 +105,9 @@ class RowStates:
         ]
 
     def begin(self, width: int) -> Transaction:
-        """Open a transaction of `width` positions per row; at most two may be open."""
+        """Open a transaction of `width` positions per row; at most `most_open` may be open."""
         assert width >= 1
-        assert len(self._open) < 2, "at most two rounds are in flight"
+        assert len(self._open) < self.most_open, f"at most {self.most_open} rounds are in flight"
         if not self._open:
             self._lay_out_before_a_round()
         ahead = sum(transaction.width for transaction in self._open)

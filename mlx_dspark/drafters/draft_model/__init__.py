@@ -1,0 +1,1 @@
+"""A smaller language model of the same vocabulary as a drafter."""
