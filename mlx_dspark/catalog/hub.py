@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from mlx_dspark.catalog.downloads import HubFile, download, hub_files
 from mlx_dspark.catalog.folder import read_config, refuse_remote_code, weight_files
 from mlx_dspark.catalog.progress import LoadProgress, Progress
 from mlx_dspark.catalog.reading import reading
@@ -50,11 +51,13 @@ def fetch_repository(
     progress: Progress,
     what: str = "model",
     accept: Callable[[dict[str, Any]], None] | None = None,
+    weigh: Callable[[dict[str, Any], int], None] | None = None,
 ) -> Path:
     """The folder of a hub repository, fetched unless the cache holds it whole.
 
-    The small files come first: before the weights are fetched, a repository with Python code is refused, and
-    `accept` sees its config and may raise. `what` it is called in messages. Raises ModelNotFound,
+    The small files come first: before the weights are fetched, a repository with Python code is refused, the
+    disk is asked for room, and `accept` sees its config, `weigh` that and the bytes of its weights; both may
+    raise. `what` it is called in messages. Raises ModelNotFound,
     DownloadError, RemoteCodeRefused or BadCheckpoint.
     """
     if (cached := cached_repository(repository)) is not None:
@@ -73,6 +76,10 @@ def fetch_repository(
             refuse_remote_code(folder, read_config(folder))
         if accept is not None:
             accept(read_config(folder))
+        files, commit = hub_files(repository, _WEIGHTS)
+        if weigh is not None and (size := sum(file.size for file in files)):
+            weigh(read_config(folder), size)
+        download(repository, files, f"the {what} {repository}", progress, revision=commit)
         return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS))
 
 
@@ -88,10 +95,12 @@ def fetch_files(repository: str, names: list[str], *, offline: bool, progress: P
         if path is None:
             called = f"{repository}/{name}"
             if offline:
-                raise _absent_offline("file", called)
+                raise _absent_offline("file", called, pulled=f"gguf:{called}")
             progress(LoadProgress(f"fetching {called} from the hub"))
             with _fetching("model", repository, name):
-                get_hf_file_metadata(hf_hub_url(repository, name))
+                told = get_hf_file_metadata(hf_hub_url(repository, name))
+                file = HubFile(name, told.size or 0, told.etag)
+                download(repository, [file], called, progress)
                 path = Path(hf_hub_download(repository, name))
         paths.append(path)
     return paths[0]
@@ -105,10 +114,11 @@ def _cached_file(repository: str, name: str) -> Path | None:
             return None
 
 
-def _absent_offline(what: str, name: str) -> DownloadError:
+def _absent_offline(what: str, name: str, *, pulled: str = "") -> DownloadError:
     return DownloadError(
         f"The {what} {name} is not in the local cache, and the program is offline.",
-        f"Fetch it once while online, or name a local {'file' if what == 'file' else 'folder'}.",
+        f"Fetch it once while online (`mlx-dspark pull {pulled or name}`), or name a local "
+        f"{'file' if what == 'file' else 'folder'}; `mlx-dspark models --local` lists what is here.",
     )
 
 

@@ -12,7 +12,15 @@ from typing import Any, Literal
 from mlx_dspark.catalog import default_model
 from mlx_dspark.catalog.folder import packed_models
 from mlx_dspark.catalog.gguf.names import model_name, shard_names
-from mlx_dspark.catalog.hub import cached_repositories, fetch_files, fetch_repository, is_hub_id, is_offline
+from mlx_dspark.catalog.hub import (
+    cached_repositories,
+    cached_repository,
+    fetch_files,
+    fetch_repository,
+    is_hub_id,
+    is_offline,
+)
+from mlx_dspark.catalog.places import find_placed
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound, UnsupportedModel
@@ -44,14 +52,17 @@ def resolve_model(
     trust_remote_code: bool = False,
     progress: Progress = silent,
     accept: Callable[[dict[str, Any]], None] | None = None,
+    weigh: Callable[[dict[str, Any], int], None] | None = None,
 ) -> ModelRef:
     """Find, and where needed fetch, a model.
 
     `name` is None or `smollm2-135m` for the default model, an existing folder, an existing `.gguf` file, a
-    hub id `owner/name`, or `gguf:owner/name/file.gguf` for one such file of the hub. A folder without
-    config.json that holds one GGUF model stands for it, and any part of a split one for all parts. `offline`
-    None: as the environment says (HF_HUB_OFFLINE). The content is checked when it is loaded; of a hub
-    repository that must be fetched, `accept` sees the config before the weights are, and may raise. Raises
+    hub id `owner/name`, or `gguf:owner/name/file.gguf` for one such file of the hub. A hub id is looked for
+    in the hub's cache, then in the folders of `catalog.places`, and fetched last; these folders are also
+    searched for a bare name. A folder without config.json that holds one GGUF model stands for it, and any
+    part of a split one for all parts. `offline` None: as the environment says (HF_HUB_OFFLINE). The content
+    is checked when it is loaded; of a hub repository that must be fetched, `accept` sees the config before
+    the weights are, `weigh` the config and the bytes of the weights, and both may raise. Raises
     ModelNotFound, DownloadError, BadCheckpoint or RemoteCodeRefused, this too before the weights of a hub
     repository are fetched.
     """
@@ -70,9 +81,16 @@ def resolve_model(
             return _file(name, path)
     if name.startswith(_GGUF):
         return _hub_file(name, offline, progress)
+    if (placed := _placed(name)) is not None:
+        return _folder(placed, trust_remote_code)
     if is_hub_id(name):
         folder = fetch_repository(
-            name, offline=offline, trust_remote_code=trust_remote_code, progress=progress, accept=accept
+            name,
+            offline=offline,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+            accept=accept,
+            weigh=weigh,
         )
         return ModelRef(name, folder, "folder", name, trust_remote_code)
     raise ModelNotFound(
@@ -97,6 +115,8 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
     path = _path(name)
     if _kind(name, path) != "absent":
         return ModelRef(path.resolve().name, path.resolve(), "folder", str(path))
+    if (placed := _placed(name)) is not None:
+        return ModelRef(placed.name, placed.resolve(), "folder", str(placed))
     if is_hub_id(name):
         folder = fetch_repository(
             name, offline=offline, trust_remote_code=True, progress=progress, what="drafter"
@@ -107,6 +127,12 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
         _near(name, ()) or "Name the folder or the hub id of a DSpark or DFlash drafter.",
         field="drafter",
     )
+
+
+def _placed(name: str) -> Path | None:
+    """The folder of that name in one of the places for models, unless the hub's cache has it whole."""
+    cached = is_hub_id(name) and cached_repository(name) is not None
+    return None if cached else find_placed(name)
 
 
 def _path(name: str) -> Path:

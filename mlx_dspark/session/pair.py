@@ -13,6 +13,7 @@ from mlx_dspark.foundation.errors import DrafterMismatch, DsparkError, UsageErro
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.calibrate import calibrated, pair_facts
+from mlx_dspark.session.fits import MemoryGuard
 from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
 
@@ -183,6 +184,7 @@ def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
 
 def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     from mlx_dspark.catalog.checkpoint import load_checkpoint
+    from mlx_dspark.catalog.memory import memory_here
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.catalog.shipped import may_have_shipped_drafter, shipped_drafter
     from mlx_dspark.targets.load import divide_model, refuse_config, refuse_model
@@ -192,20 +194,27 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     if not may_ship:
         drafting_mode(settings)
     ranks = 1 if link is None else link.size
+    guard = MemoryGuard(settings, memory_here() if settings.memory_guard else None, ranks=ranks)
     found = resolve_model(
         named,
         cache_dir=default_cache_dir(),
         trust_remote_code=settings.trust_remote_code,
         progress=report,
         accept=partial(refuse_config, kv_bits=settings.kv_bits, ranks=ranks),
+        weigh=guard.weigh,
     )
     shipped = shipped_drafter(found) if may_ship else None
     drafting = drafting_mode(settings, has_shipped=shipped is not None)
     drafter, model, mode = _drafter(settings, drafting, shipped, report)
+
+    def accept(stored: Any, config: dict[str, Any]) -> None:
+        refuse_model(stored, config, kv_bits=settings.kv_bits, ranks=ranks)
+        guard.weigh_found(found, config, model)
+
     checkpoint = load_checkpoint(
         found,
         progress=report,
-        accept=partial(refuse_model, kv_bits=settings.kv_bits, ranks=ranks),
+        accept=accept,
         divide=None if link is None else partial(divide_model, group=link.group),
     )
     return _Read(checkpoint, drafter, model, mode, shipped)
