@@ -27,6 +27,7 @@ from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotF
 _DESCRIPTIONS = ["*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "*.tiktoken", "*.py"]
 _WEIGHTS = ["model*.safetensors"]
 _PREFIXES = re.compile(r"^((Got: |[\w.]*(Error|Exception|Timeout)(: ?|$))|\[Errno -?\d+\] )*")
+_GGUF = "gguf:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -83,27 +84,45 @@ def fetch_repository(
         return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS))
 
 
-def fetch_files(repository: str, names: list[str], *, offline: bool, progress: Progress) -> Path:
+def fetch_files(
+    repository: str,
+    names: list[str],
+    *,
+    offline: bool,
+    progress: Progress,
+    weigh: Callable[[int], None] | None = None,
+) -> Path:
     """Files of a hub repository, each fetched unless the cache holds it; returns the first one's path.
 
-    The hub is asked once before a file is fetched, since the download asks again and again where nobody
-    answers. Raises ModelNotFound when there is no such repository or file, or DownloadError.
+    The hub is asked once about each before any is fetched, since the download asks again and again where
+    nobody answers; `weigh` sees the bytes of those that are missing, and may raise. Raises ModelNotFound when
+    there is no such repository or file, or DownloadError.
     """
-    paths = []
-    for name in names:
-        path = _cached_file(repository, name)
-        if path is None:
-            called = f"{repository}/{name}"
-            if offline:
-                raise _absent_offline("file", called, pulled=f"gguf:{called}")
-            progress(LoadProgress(f"fetching {called} from the hub"))
-            with _fetching("model", repository, name):
-                told = get_hf_file_metadata(hf_hub_url(repository, name))
-                file = HubFile(name, told.size or 0, told.etag)
-                download(repository, [file], called, progress)
-                path = Path(hf_hub_download(repository, name))
-        paths.append(path)
-    return paths[0]
+    held = {name: _cached_file(repository, name) for name in names}
+    missing = [name for name, path in held.items() if path is None]
+    if missing and offline:
+        called = f"{repository}/{missing[0]}"
+        raise _absent_offline("file", called, pulled=f"{_GGUF}{called}")
+    files = [_asked(repository, name, progress) for name in missing]
+    if files and weigh is not None:
+        weigh(sum(file.size for file in files))
+    if files:
+        with _fetching("model", repository):
+            download(repository, files, f"{repository}/{files[0].name}", progress)
+    for file in files:
+        with _fetching("model", repository, file.name):
+            held[file.name] = Path(hf_hub_download(repository, file.name))
+    first = held[names[0]]
+    assert first is not None, "what was missing is here now"
+    return first
+
+
+def _asked(repository: str, name: str, progress: Progress) -> HubFile:
+    """What the hub tells about a file."""
+    progress(LoadProgress(f"fetching {repository}/{name} from the hub"))
+    with _fetching("model", repository, name):
+        told = get_hf_file_metadata(hf_hub_url(repository, name))
+    return HubFile(name, told.size or 0, told.etag)
 
 
 def _cached_file(repository: str, name: str) -> Path | None:

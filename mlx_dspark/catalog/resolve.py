@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +27,8 @@ from mlx_dspark.catalog.reading import reading
 from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound, UnsupportedModel
 from mlx_dspark.foundation.numbers import brief
 
-_GGUF = "gguf:"
+GGUF = "gguf:"
+"""Leads the name of one file of the hub."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ def resolve_model(
     searched for a bare name. A folder without config.json that holds one GGUF model stands for it, and any
     part of a split one for all parts. `offline` None: as the environment says (HF_HUB_OFFLINE). The content
     is checked when it is loaded; of a hub repository that must be fetched, `accept` sees the config before
-    the weights are, `weigh` the config and the bytes of the weights, and both may raise. Raises
-    ModelNotFound, DownloadError, BadCheckpoint or RemoteCodeRefused, this too before the weights of a hub
-    repository are fetched.
+    the weights are, `weigh` the config, empty for a file, and the bytes of the weights; both may raise.
+    Raises ModelNotFound, DownloadError, BadCheckpoint or RemoteCodeRefused, this too before the weights of a
+    hub repository are fetched.
     """
     offline = is_offline() if offline is None else offline
     if name is None or name == default_model.NAME:
@@ -79,8 +81,8 @@ def resolve_model(
             return _folder(path, trust_remote_code)
         case "file":
             return _file(name, path)
-    if name.startswith(_GGUF):
-        return _hub_file(name, offline, progress)
+    if name.startswith(GGUF):
+        return _hub_file(name, offline, progress, weigh)
     if (placed := _placed(name)) is not None:
         return _folder(placed, trust_remote_code)
     if is_hub_id(name):
@@ -161,12 +163,14 @@ def _folder(path: Path, trust_remote_code: bool) -> ModelRef:
     return ModelRef(path.resolve().name, path.resolve(), "folder", str(path), trust_remote_code)
 
 
-def _hub_file(name: str, offline: bool, progress: Progress) -> ModelRef:
+def _hub_file(
+    name: str, offline: bool, progress: Progress, weigh: Callable[[dict[str, Any], int], None] | None
+) -> ModelRef:
     """The file, with all its parts, that `gguf:owner/name/file.gguf` names."""
-    called = name.removeprefix(_GGUF)
+    called = name.removeprefix(GGUF)
     path = _path(called)
-    local = "" if _kind(called, path) == "absent" else f"It is on this machine: leave {_GGUF} out."
-    parts = _hub_parts(called)
+    local = "" if _kind(called, path) == "absent" else f"It is on this machine: leave {GGUF} out."
+    parts = hub_parts(called)
     if parts is None:
         raise ModelNotFound(
             f"{brief(name)} does not name a GGUF file of the hub.",
@@ -176,7 +180,13 @@ def _hub_file(name: str, offline: bool, progress: Progress) -> ModelRef:
         )
     repository, names = parts
     try:
-        fetched = fetch_files(repository, names, offline=offline, progress=progress)
+        fetched = fetch_files(
+            repository,
+            names,
+            offline=offline,
+            progress=progress,
+            weigh=None if weigh is None else partial(weigh, {}),
+        )
     except (ModelNotFound, DownloadError) as error:
         if not local:
             raise
@@ -184,7 +194,7 @@ def _hub_file(name: str, offline: bool, progress: Progress) -> ModelRef:
     return ModelRef(model_name(fetched), fetched, "gguf", name)
 
 
-def _hub_parts(called: str) -> tuple[str, list[str]] | None:
+def hub_parts(called: str) -> tuple[str, list[str]] | None:
     """Repository and file, with all its parts, of `owner/name/file.gguf`; None where it is not that."""
     owner, _, rest = called.partition("/")
     repository, _, file = rest.partition("/")
@@ -200,7 +210,7 @@ def _hub_parts(called: str) -> tuple[str, list[str]] | None:
 
 def _hub_file_hint(name: str) -> str:
     """What to write where `name` may be meant as a GGUF file of the hub."""
-    return f"If it is a file of the hub, write {_GGUF}{name}" if _hub_parts(name) is not None else ""
+    return f"If it is a file of the hub, write {GGUF}{name}" if hub_parts(name) is not None else ""
 
 
 def _file(name: str, path: Path) -> ModelRef:

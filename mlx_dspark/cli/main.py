@@ -113,6 +113,7 @@ def build_app() -> App:
     from mlx_dspark.cli.chat import chat
     from mlx_dspark.cli.demo import demo
     from mlx_dspark.cli.generate import generate
+    from mlx_dspark.cli.models import models, pull, rm
     from mlx_dspark.cli.race import race
     from mlx_dspark.cli.train import train
 
@@ -142,7 +143,8 @@ def build_app() -> App:
     for name, command in with_settings.items():
         app.command(command, name=name, help_epilogue=_FLAGS_EPILOGUE)
     app.command(with_flags(train, TrainSettings), name="train", help_epilogue="")
-    app.command(export, name="export", help_epilogue="")
+    for plain in (export, models, pull, rm):
+        app.command(plain, help_epilogue="")
     return app
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.catalog.fit import Memory, Need, StateBytes, Verdict, gigabytes, verdict
@@ -68,9 +67,19 @@ def declared_context(config: dict[str, Any]) -> int:
 
 
 def fit_of(config: dict[str, Any], weights: int, have: Memory | None, **asked: Any) -> Verdict | None:
-    """Whether such a model fits into `have`; `asked` is as for `need_of`. None where that cannot be told."""
-    need = None if have is None else need_of(config, weights, **asked)
-    return None if need is None or have is None else verdict(need, declared_context(config), have)
+    """Whether such a model fits into `have`; `asked` is as for `need_of`. None where that cannot be told.
+
+    Of a model whose states cannot be told, the weights alone are known.
+    """
+    if have is None:
+        return None
+    need = need_of(config, weights, **asked) or Need(weights=weights, states=StateBytes())
+    return verdict(need, declared_context(config), have)
+
+
+def fit_found(found: ModelRef, config: dict[str, Any], have: Memory | None) -> Verdict | None:
+    """As `fit_of`, for a model on this machine, without a drafter."""
+    return fit_of(config, stored_bytes(found), have, dtype=_dtype_of(found))
 
 
 class MemoryGuard:
@@ -106,8 +115,8 @@ class MemoryGuard:
 
     def weigh_found(self, found: ModelRef, config: dict[str, Any], drafter: BlockDrafter | None) -> None:
         """As `weigh`, for a model on this machine."""
-        dtype = "" if found.packaging == "folder" else _gguf_dtype(found.path)
-        self.weigh(config, stored_bytes(found), dtype=dtype, drafter=drafter)
+        if self._have is not None:
+            self.weigh(config, stored_bytes(found), dtype=_dtype_of(found), drafter=drafter)
 
 
 def out_of_memory(found: Verdict, weights: int) -> OutOfMemory:
@@ -143,12 +152,15 @@ def config_of(found: ModelRef) -> dict[str, Any]:
     return gguf_config(open_gguf(found.path))
 
 
-def _gguf_dtype(path: Path) -> str:
+def _dtype_of(found: ModelRef) -> str:
+    """The type that a GGUF file is computed in; empty for a folder, whose config tells."""
     from mlx_dspark.catalog.checkpoint import computes_on_cpu
     from mlx_dspark.catalog.gguf.file import open_gguf
     from mlx_dspark.catalog.gguf.weights import float_type
 
-    dtype = float_type(open_gguf(path).tensors.values(), on_cpu=computes_on_cpu())
+    if found.packaging == "folder":
+        return ""
+    dtype = float_type(open_gguf(found.path).tensors.values(), on_cpu=computes_on_cpu())
     return str(dtype).removeprefix("mlx.core.")
 
 

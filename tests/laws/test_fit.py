@@ -153,9 +153,12 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
         assert session.generate("the", max_new_tokens=2).num_tokens == 2
 
 
-def test_where_nothing_is_known_nothing_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_known_is_not_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlx_dspark.catalog.memory.memory_here", lambda: None)
     mlx_dspark.load(model, mode="lookup").close()
-    monkeypatch.setattr("mlx_dspark.catalog.memory.memory_here", lambda: Memory(1, "a test"))
     monkeypatch.setattr("mlx_dspark.targets.footprint.state_bytes", lambda *_, **__: None)
+    monkeypatch.setattr("mlx_dspark.catalog.memory.memory_here", lambda: Memory(10_000_000, "a test"))
     mlx_dspark.load(model, mode="lookup").close()
+    monkeypatch.setattr("mlx_dspark.catalog.memory.memory_here", lambda: Memory(1000, "a test"))
+    with pytest.raises(OutOfMemory):
+        mlx_dspark.load(model, mode="lookup")
