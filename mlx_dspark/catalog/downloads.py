@@ -128,6 +128,13 @@ def _fetch(repository: str, file: HubFile, meter: Meter, revision: str | None) -
     Path(f"{part}.lock").unlink(missing_ok=True)
 
 
+class SilentBar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
+    """A progress bar for the hub's client that shows nothing."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__(total=0, disable=True)
+
+
 class Meter:
     """Tells how much of `total` bytes is here, how fast the rest comes and how long that takes.
 
@@ -173,10 +180,7 @@ class Meter:
         """A progress bar for the hub's client that shows nothing and tells this meter."""
         meter = self
 
-        class Bar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
-            def __init__(self, *_: Any, **__: Any) -> None:
-                super().__init__(disable=True)
-
+        class Bar(SilentBar):
             def update(self, n: float | None = 1) -> None:
                 meter.add(int(n or 0))
 

@@ -17,7 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from mlx_dspark.catalog.downloads import HubFile, download, hub_files
+from mlx_dspark.catalog.downloads import HubFile, SilentBar, download, hub_files
 from mlx_dspark.catalog.folder import read_config, refuse_remote_code, weight_files
 from mlx_dspark.catalog.progress import LoadProgress, Progress
 from mlx_dspark.catalog.reading import reading
@@ -67,7 +67,7 @@ def fetch_repository(
         raise _absent_offline(what, repository)
     progress(LoadProgress(f"fetching the {what} {repository} from the hub"))
     with _fetching(what, repository):
-        folder = Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS))
+        folder = _snapshot(repository, _DESCRIPTIONS)
         if what == "model" and not (folder / "config.json").exists():
             raise BadCheckpoint(
                 f"The hub's repository {repository} has no config.json.",
@@ -81,7 +81,11 @@ def fetch_repository(
         if weigh is not None and (size := sum(file.size for file in files)):
             weigh(read_config(folder), size)
         download(repository, files, f"the {what} {repository}", progress, revision=commit)
-        return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS))
+        return _snapshot(repository, _DESCRIPTIONS + _WEIGHTS)
+
+
+def _snapshot(repository: str, patterns: list[str]) -> Path:
+    return Path(snapshot_download(repository, allow_patterns=patterns, tqdm_class=SilentBar))
 
 
 def fetch_files(

@@ -407,7 +407,7 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_are_fetched(
     config = tiny_config("llama") | {"model_type": family, "sliding_window": 16}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    def download(*_: object, allow_patterns: list[str], local_files_only: bool = False) -> str:
+    def download(*_: object, allow_patterns: list[str], local_files_only: bool = False, **__: object) -> str:
         if local_files_only:
             raise LocalEntryNotFoundError("not there")
         assert not any("safetensors" in pattern for pattern in allow_patterns), "weights were fetched"
