@@ -39,7 +39,7 @@ def models(
         print(json_.dumps([each.as_dict() for each in found], indent=2))
         return 0
     lines = _table(_local_rows(found) if local else _known_rows(found))
-    print("\n".join(lines) if found else "No model was found on this machine.")
+    print("\n".join(lines) if found else "None.")
     if have is not None:
         note(f"Memory: {_size(have.bytes)} ({have.source}).")
     if local:
@@ -128,8 +128,10 @@ def _refuse_empty(model: str) -> None:
 
 def _registry() -> Iterable[Pair]:
     from importlib import import_module
+    from importlib.util import find_spec
 
-    return import_module("mlx_dspark.catalog.pairs").registry()
+    name = "mlx_dspark.catalog.pairs"
+    return import_module(name).registry() if find_spec(name) is not None else ()
 
 
 def _known_rows(found: Iterable[Shelved]) -> Iterable[Sequence[str]]:
