@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock
 from huggingface_hub import HfApi, constants, hf_hub_download, hf_hub_url
 from huggingface_hub.file_download import repo_folder_name
-from tqdm import tqdm
+from tqdm.asyncio import tqdm_asyncio
 
 from mlx_dspark.catalog.fit import gigabytes
 from mlx_dspark.catalog.integrity import sha256_of
@@ -128,7 +128,7 @@ def _fetch(repository: str, file: HubFile, meter: Meter, revision: str | None) -
     Path(f"{part}.lock").unlink(missing_ok=True)
 
 
-class SilentBar(tqdm):  # pyright: ignore[reportMissingTypeArgument]
+class SilentBar(tqdm_asyncio):  # pyright: ignore[reportMissingTypeArgument]
     """A progress bar for the hub's client that shows nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -176,7 +176,7 @@ class Meter:
                 parts.append(f"{_duration((self._total - self._done) / rate)} left")
         return ", ".join(parts)
 
-    def bar(self) -> type[tqdm[Any]]:
+    def bar(self) -> type[SilentBar]:
         """A progress bar for the hub's client that shows nothing and tells this meter."""
         meter = self
 

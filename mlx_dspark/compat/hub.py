@@ -22,7 +22,7 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers
-from tqdm import tqdm
+from tqdm.asyncio import tqdm_asyncio
 
 HUB_ERRORS: tuple[type[Exception], ...] = (
     OSError,
@@ -34,7 +34,7 @@ HUB_ERRORS: tuple[type[Exception], ...] = (
 """What `snapshot_download` may raise when the hub, the network or the disk fails."""
 
 
-def resumed_get(url: str, part: Path, *, size: int | None, bar: type[tqdm[Any]]) -> None:
+def resumed_get(url: str, part: Path, *, size: int | None, bar: type[tqdm_asyncio[Any]]) -> None:
     """Fetch what is missing of a file of the hub into `part`, which keeps what has come when this ends early.
 
     Seam: `hf_hub_download` deletes what it has when it is interrupted. Versions: huggingface-hub 2. Delete
