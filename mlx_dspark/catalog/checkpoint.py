@@ -160,7 +160,7 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
         model=model,
         tokenizer=tokenizer,
         eos_token_ids=frozenset(tokenizer.eos_token_ids),
-        context=_context(stored),
+        context=context_of(stored),
         files=(ref.path / "config.json", *weight_files(ref.path)),
         source=ref.source,
     )
@@ -202,7 +202,7 @@ def _check_numbers(path: Path, config: dict[str, Any]) -> None:
             fields.number("rope_theta", 1.0)
 
 
-def _context(config: dict[str, Any]) -> int:
+def context_of(config: dict[str, Any]) -> int:
     """The declared context in tokens; recurrent models that declare none are taken as unbounded."""
     nested = config.get("text_config")
     for section in (config, nested if isinstance(nested, dict) else {}):

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
+from mlx_dspark.catalog.downloads import HubFile, SilentBar, download, hub_files
 from mlx_dspark.catalog.folder import read_config, refuse_remote_code, weight_files
 from mlx_dspark.catalog.progress import LoadProgress, Progress
 from mlx_dspark.catalog.reading import reading
@@ -26,6 +27,7 @@ from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotF
 _DESCRIPTIONS = ["README.md", "*.json", "*.jinja", "*.txt", "*.jsonl", "*.model", "*.tiktoken", "*.py"]
 _WEIGHTS = ["model*.safetensors"]
 _PREFIXES = re.compile(r"^((Got: |[\w.]*(Error|Exception|Timeout)(: ?|$))|\[Errno -?\d+\] )*")
+_GGUF = "gguf:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
@@ -50,11 +52,13 @@ def fetch_repository(
     progress: Progress,
     what: str = "model",
     accept: Callable[[dict[str, Any]], None] | None = None,
+    weigh: Callable[[dict[str, Any], int], None] | None = None,
 ) -> Path:
     """The folder of a hub repository, fetched unless the cache holds it whole.
 
-    The small files come first: before the weights are fetched, a repository with Python code is refused, and
-    `accept` sees its config and may raise. `what` it is called in messages. Raises ModelNotFound,
+    The small files come first: before the weights are fetched, a repository with Python code is refused, the
+    disk is asked for room, and `accept` sees its config, `weigh` that and the bytes of its weights; both may
+    raise. `what` it is called in messages. Raises ModelNotFound,
     DownloadError, RemoteCodeRefused or BadCheckpoint.
     """
     if (cached := cached_repository(repository)) is not None:
@@ -63,7 +67,7 @@ def fetch_repository(
         raise _absent_offline(what, repository)
     progress(LoadProgress(f"fetching the {what} {repository} from the hub"))
     with _fetching(what, repository):
-        folder = Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS))
+        folder = _snapshot(repository, _DESCRIPTIONS)
         if what == "model" and not (folder / "config.json").exists():
             raise BadCheckpoint(
                 f"The hub's repository {repository} has no config.json.",
@@ -73,28 +77,56 @@ def fetch_repository(
             refuse_remote_code(folder, read_config(folder))
         if accept is not None:
             accept(read_config(folder))
-        return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS + _WEIGHTS))
+        files, commit = hub_files(repository, _WEIGHTS)
+        if weigh is not None and (size := sum(file.size for file in files)):
+            weigh(read_config(folder), size)
+        download(repository, files, f"the {what} {repository}", progress, revision=commit)
+        return _snapshot(repository, _DESCRIPTIONS + _WEIGHTS)
 
 
-def fetch_files(repository: str, names: list[str], *, offline: bool, progress: Progress) -> Path:
+def _snapshot(repository: str, patterns: list[str]) -> Path:
+    return Path(snapshot_download(repository, allow_patterns=patterns, tqdm_class=SilentBar))
+
+
+def fetch_files(
+    repository: str,
+    names: list[str],
+    *,
+    offline: bool,
+    progress: Progress,
+    weigh: Callable[[int], None] | None = None,
+) -> Path:
     """Files of a hub repository, each fetched unless the cache holds it; returns the first one's path.
 
-    The hub is asked once before a file is fetched, since the download asks again and again where nobody
-    answers. Raises ModelNotFound when there is no such repository or file, or DownloadError.
+    The hub is asked once about each before any is fetched, since the download asks again and again where
+    nobody answers; `weigh` sees the bytes of those that are missing, and may raise. Raises ModelNotFound when
+    there is no such repository or file, or DownloadError.
     """
-    paths = []
-    for name in names:
-        path = _cached_file(repository, name)
-        if path is None:
-            called = f"{repository}/{name}"
-            if offline:
-                raise _absent_offline("file", called)
-            progress(LoadProgress(f"fetching {called} from the hub"))
-            with _fetching("model", repository, name):
-                get_hf_file_metadata(hf_hub_url(repository, name))
-                path = Path(hf_hub_download(repository, name))
-        paths.append(path)
-    return paths[0]
+    held = {name: _cached_file(repository, name) for name in names}
+    missing = [name for name, path in held.items() if path is None]
+    if missing and offline:
+        called = f"{repository}/{missing[0]}"
+        raise _absent_offline("file", called, pulled=f"{_GGUF}{called}")
+    files = [_asked(repository, name, progress) for name in missing]
+    if files and weigh is not None:
+        weigh(sum(file.size for file in files))
+    if files:
+        with _fetching("model", repository):
+            download(repository, files, f"{repository}/{files[0].name}", progress)
+    for file in files:
+        with _fetching("model", repository, file.name):
+            held[file.name] = Path(hf_hub_download(repository, file.name))
+    first = held[names[0]]
+    assert first is not None, "what was missing is here now"
+    return first
+
+
+def _asked(repository: str, name: str, progress: Progress) -> HubFile:
+    """What the hub tells about a file."""
+    progress(LoadProgress(f"fetching {repository}/{name} from the hub"))
+    with _fetching("model", repository, name):
+        told = get_hf_file_metadata(hf_hub_url(repository, name))
+    return HubFile(name, told.size or 0, told.etag)
 
 
 def _cached_file(repository: str, name: str) -> Path | None:
@@ -105,10 +137,11 @@ def _cached_file(repository: str, name: str) -> Path | None:
             return None
 
 
-def _absent_offline(what: str, name: str) -> DownloadError:
+def _absent_offline(what: str, name: str, *, pulled: str = "") -> DownloadError:
     return DownloadError(
         f"The {what} {name} is not in the local cache, and the program is offline.",
-        f"Fetch it once while online, or name a local {'file' if what == 'file' else 'folder'}.",
+        f"Fetch it once while online (`mlx-dspark pull {pulled or name}`), or name a local "
+        f"{'file' if what == 'file' else 'folder'}; `mlx-dspark models --local` lists what is here.",
     )
 
 

@@ -8,10 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """One step as a short phrase, such as "reading weights"; `fraction` is 0 to 1, or None when not known."""
+    """One step as a short phrase, such as "reading weights"; `fraction` is 0 to 1, or None when not known.
+
+    `detail` is what changes while the step lasts, such as the rate of a download; empty where nothing does.
+    """
 
     message: str
     fraction: float | None = None
+    detail: str = ""
 
 
 Progress = Callable[[LoadProgress], None]

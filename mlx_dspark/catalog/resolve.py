@@ -6,20 +6,30 @@ import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from mlx_dspark.catalog import default_model
 from mlx_dspark.catalog.folder import packed_models
 from mlx_dspark.catalog.gguf.names import model_name, shard_names
-from mlx_dspark.catalog.hub import cached_repositories, fetch_files, fetch_repository, is_hub_id, is_offline
+from mlx_dspark.catalog.hub import (
+    cached_repositories,
+    cached_repository,
+    fetch_files,
+    fetch_repository,
+    is_hub_id,
+    is_offline,
+)
 from mlx_dspark.catalog.pairs import registry, target_of
+from mlx_dspark.catalog.places import find_placed
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound, UnsupportedModel
 from mlx_dspark.foundation.numbers import brief
 
-_GGUF = "gguf:"
+GGUF = "gguf:"
+"""Leads the name of one file of the hub."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +55,20 @@ def resolve_model(
     trust_remote_code: bool = False,
     progress: Progress = silent,
     accept: Callable[[dict[str, Any]], None] | None = None,
+    weigh: Callable[[dict[str, Any], int], None] | None = None,
 ) -> ModelRef:
     """Find, and where needed fetch, a model.
 
     `name` is None or `smollm2-135m` for the default model, an existing folder, an existing `.gguf` file,
     the id of a row of the registry for its target, a hub id `owner/name`, or `gguf:owner/name/file.gguf`
-    for one such file of the hub. A folder without config.json that holds one GGUF model stands for it, and
-    any part of a split one for all parts. `offline` None: as the environment says (HF_HUB_OFFLINE). The
-    content is checked when it is loaded; of a hub repository that must be fetched, `accept` sees the config
-    before the weights are, and may raise. Raises ModelNotFound, DownloadError, BadCheckpoint or
-    RemoteCodeRefused, this too before the weights of a hub repository are fetched.
+    for one such file of the hub. A hub id is looked for in the hub's cache, then in the folders of
+    `catalog.places`, and fetched last; these folders are also searched for a bare name. A folder without
+    config.json that holds one GGUF model stands for it, and any part of a split one for all parts.
+    `offline` None: as the environment says (HF_HUB_OFFLINE). The content is checked when it is loaded; of a
+    hub repository that must be fetched, `accept` sees the config before the weights are, `weigh` the
+    config, empty for a file, and the bytes of the weights; both may raise. Raises ModelNotFound,
+    DownloadError, BadCheckpoint or RemoteCodeRefused, this too before the weights of a hub repository are
+    fetched.
     """
     offline = is_offline() if offline is None else offline
     if name is None or name == default_model.NAME:
@@ -71,11 +85,18 @@ def resolve_model(
             return _folder(path, trust_remote_code)
         case "file":
             return _file(name, path)
-    if name.startswith(_GGUF):
-        return _hub_file(name, offline, progress)
+    if name.startswith(GGUF):
+        return _hub_file(name, offline, progress, weigh)
+    if (placed := _placed(name)) is not None:
+        return _folder(placed, trust_remote_code)
     if is_hub_id(name):
         folder = fetch_repository(
-            name, offline=offline, trust_remote_code=trust_remote_code, progress=progress, accept=accept
+            name,
+            offline=offline,
+            trust_remote_code=trust_remote_code,
+            progress=progress,
+            accept=accept,
+            weigh=weigh,
         )
         return ModelRef(name, folder, "folder", name, trust_remote_code)
     raise ModelNotFound(
@@ -101,8 +122,10 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
     path = _path(name)
     if _kind(name, path) != "absent":
         return ModelRef(path.resolve().name, path.resolve(), "folder", str(path))
-    if name.startswith(_GGUF):
-        return _hub_file(name, offline, progress)
+    if name.startswith(GGUF):
+        return _hub_file(name, offline, progress, None)
+    if (placed := _placed(name)) is not None:
+        return ModelRef(placed.name, placed.resolve(), "folder", str(placed))
     if is_hub_id(name):
         folder = fetch_repository(
             name, offline=offline, trust_remote_code=True, progress=progress, what="drafter"
@@ -115,6 +138,12 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
         or "Name the folder or the hub id of a DSpark or DFlash drafter.",
         field="drafter",
     )
+
+
+def _placed(name: str) -> Path | None:
+    """The folder of that name in one of the places for models, unless the hub's cache has it whole."""
+    cached = is_hub_id(name) and cached_repository(name) is not None
+    return None if cached else find_placed(name)
 
 
 def _path(name: str) -> Path:
@@ -143,12 +172,14 @@ def _folder(path: Path, trust_remote_code: bool) -> ModelRef:
     return ModelRef(path.resolve().name, path.resolve(), "folder", str(path), trust_remote_code)
 
 
-def _hub_file(name: str, offline: bool, progress: Progress) -> ModelRef:
+def _hub_file(
+    name: str, offline: bool, progress: Progress, weigh: Callable[[dict[str, Any], int], None] | None
+) -> ModelRef:
     """The file, with all its parts, that `gguf:owner/name/file.gguf` names."""
-    called = name.removeprefix(_GGUF)
+    called = name.removeprefix(GGUF)
     path = _path(called)
-    local = "" if _kind(called, path) == "absent" else f"It is on this machine: leave {_GGUF} out."
-    parts = _hub_parts(called)
+    local = "" if _kind(called, path) == "absent" else f"It is on this machine: leave {GGUF} out."
+    parts = hub_parts(called)
     if parts is None:
         raise ModelNotFound(
             f"{brief(name)} does not name a GGUF file of the hub.",
@@ -158,7 +189,13 @@ def _hub_file(name: str, offline: bool, progress: Progress) -> ModelRef:
         )
     repository, names = parts
     try:
-        fetched = fetch_files(repository, names, offline=offline, progress=progress)
+        fetched = fetch_files(
+            repository,
+            names,
+            offline=offline,
+            progress=progress,
+            weigh=None if weigh is None else partial(weigh, {}),
+        )
     except (ModelNotFound, DownloadError) as error:
         if not local:
             raise
@@ -166,7 +203,7 @@ def _hub_file(name: str, offline: bool, progress: Progress) -> ModelRef:
     return ModelRef(model_name(fetched), fetched, "gguf", name)
 
 
-def _hub_parts(called: str) -> tuple[str, list[str]] | None:
+def hub_parts(called: str) -> tuple[str, list[str]] | None:
     """Repository and file, with all its parts, of `owner/name/file.gguf`; None where it is not that."""
     owner, _, rest = called.partition("/")
     repository, _, file = rest.partition("/")
@@ -182,7 +219,7 @@ def _hub_parts(called: str) -> tuple[str, list[str]] | None:
 
 def _hub_file_hint(name: str) -> str:
     """What to write where `name` may be meant as a GGUF file of the hub."""
-    return f"If it is a file of the hub, write {_GGUF}{name}" if _hub_parts(name) is not None else ""
+    return f"If it is a file of the hub, write {GGUF}{name}" if hub_parts(name) is not None else ""
 
 
 def _file(name: str, path: Path) -> ModelRef:

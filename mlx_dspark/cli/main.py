@@ -119,6 +119,7 @@ def build_app() -> App:
     from mlx_dspark.cli.doctor import doctor
     from mlx_dspark.cli.generate import generate
     from mlx_dspark.cli.inspect import inspect
+    from mlx_dspark.cli.models import models, pull, rm
     from mlx_dspark.cli.race import race
     from mlx_dspark.cli.train import train
 
@@ -151,7 +152,8 @@ def build_app() -> App:
     looking = with_flags(inspect, InspectSettings, positional=("thing",))
     app.command(looking, name="inspect", help_epilogue="")
     app.command(with_flags(doctor, DoctorSettings), name="doctor", help_epilogue="")
-    app.command(export, name="export", help_epilogue="")
+    for plain in (export, models, pull, rm):
+        app.command(plain, help_epilogue="")
     return app
 
 

@@ -33,10 +33,16 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 | `mlx-dspark inspect THING` | what a drafter or a model is, its [pair](../pairs.md), and if it would run |
 | `mlx-dspark doctor` | checks of this machine, and with `--pair MODEL` of a pair and its acceptance |
 | `mlx-dspark train` | makes a drafter for a model, from the model's own answers |
+| `mlx-dspark models` | models that drafters are known for, and what fits here ([more](../models.md)) |
+| `mlx-dspark models --local` | every model found on this machine, with its place |
+| `mlx-dspark pull MODEL` | fetches a model, or with `--drafter` a drafter, and prints where it lies |
+| `mlx-dspark rm MODEL` | takes a model out of the hub's cache, and nothing out of any other folder |
 | `mlx-dspark --version`, `--help` | the version; every command |
 
 `python -m mlx_dspark` is the same program. Text goes to standard output, everything else to standard error.
-`export` takes `--trust-remote-code`, which lets a model folder that carries Python code run it.
+`export` takes `--trust-remote-code`, which lets a model folder that carries Python code run it, and `pull`
+takes it to fetch one. `pull` takes `--no-memory-guard` too, `models` takes `--json`, and `rm` asks unless
+it is given `--yes`.
 
 | Exit code | Meaning |
 |---|---|
@@ -54,6 +60,7 @@ command line only; one that begins with `MLX_DSPARK_` and is none of these is to
 `MLX_DSPARK_CACHE_DIR` names the folder of the default model and of what was found out about machine and
 models (`cpu-weights.json`, `faithful.json`, `calibration.json`), and is read from Python too; without it
 that is `~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache, which `HF_HOME` moves.
+`MLX_DSPARK_MODEL_DIRS` names more folders of models, separated as in `PATH`, and is read from Python too.
 
 The closing line counts rounds, forward passes of the target, and says how many of them read the prompt.
 {ACCEPT_LENGTH} `context full` in place of `length` says that prompt and answer fill the model's context.

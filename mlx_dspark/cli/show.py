@@ -30,11 +30,12 @@ class Progress:
 
     def __call__(self, step: LoadProgress) -> None:
         """Tell one step of loading."""
-        self.tell(step.message, step.fraction)
+        self.tell(step.message, step.fraction, step.detail)
 
-    def tell(self, message: str, fraction: float | None = None) -> None:
-        """Show a step; `fraction` of it is done."""
+    def tell(self, message: str, fraction: float | None = None, detail: str = "") -> None:
+        """Show a step; `fraction` of it is done. `detail` is shown where the line is redrawn."""
         line = message if fraction is None else f"{message} {fraction:4.0%}"
+        line += f" ({detail})" if detail else ""
         if self._redraws and line != self._shown:
             self._stream.write(f"\r\x1b[K{line}")
             self._stream.flush()

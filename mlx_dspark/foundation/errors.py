@@ -11,6 +11,7 @@ DsparkError
 │   ├── UnsupportedModel  the architecture or packaging is not one we run
 │   ├── RemoteCodeRefused the folder carries Python code
 │   ├── DrafterMismatch   the drafter was not made for this target
+│   ├── OutOfMemory       the model needs more memory than this machine has
 │   ├── BadCurves         recorded cost curves are incomplete or damaged
 │   └── FailedElsewhere   another process of the run cannot load it; rank 0 says why
 ├── DownloadError         a registry or hub cannot be reached, or answered wrongly
@@ -84,6 +85,10 @@ class RemoteCodeRefused(LoadError):
 
 class DrafterMismatch(LoadError):
     """The drafter and the target do not fit each other."""
+
+
+class OutOfMemory(LoadError):
+    """The model needs more memory than this machine has."""
 
 
 class BadCurves(LoadError):

@@ -8,6 +8,7 @@ from pathlib import Path
 from mlx_dspark.foundation.errors import UsageError
 
 CACHE_DIR_VARIABLE = "MLX_DSPARK_CACHE_DIR"
+MODEL_DIRS_VARIABLE = "MLX_DSPARK_MODEL_DIRS"
 
 
 def default_cache_dir() -> Path:
@@ -26,3 +27,17 @@ def default_cache_dir() -> Path:
             f"Set {CACHE_DIR_VARIABLE} to a folder.",
             field=CACHE_DIR_VARIABLE,
         ) from error
+
+
+def model_dirs() -> list[Path]:
+    """The user's folders of models: `$MLX_DSPARK_MODEL_DIRS`, separated as in PATH; they need not exist."""
+    named = os.environ.get(MODEL_DIRS_VARIABLE, "").split(os.pathsep)
+    return [Path(os.path.expanduser(each)).absolute() for each in named if each.strip()]
+
+
+def user_home() -> Path | None:
+    """The user's home folder, or None where it cannot be found."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None

@@ -32,7 +32,7 @@ from mlx_dspark.foundation.knobs import (
     Words,
     suggestion,
 )
-from mlx_dspark.foundation.paths import CACHE_DIR_VARIABLE
+from mlx_dspark.foundation.paths import CACHE_DIR_VARIABLE, MODEL_DIRS_VARIABLE
 from mlx_dspark.foundation.request import SamplingParams
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -160,6 +160,10 @@ class LoadSettings(Settings):
     trust_remote_code: Annotated[
         bool, About(Switch(), "Let a model folder that carries Python code run it; off, it is refused.")
     ] = False
+    memory_guard: Annotated[
+        bool,
+        About(Switch(), "Refuse a model that needs more memory than this machine has; off, try it anyway."),
+    ] = True
     cpu_weights: Annotated[
         str | None,
         About(
@@ -454,7 +458,11 @@ def stray_variables(*, unused: Sequence[str] = ()) -> list[str]:
     `unused` names the settings that are not read from there.
     """
     knobs = [knob for section in (LoadSettings, GenerateSettings) for knob in section.knobs()]
-    known = [CACHE_DIR_VARIABLE, *(knob.env for knob in knobs if knob.name not in unused)]
+    known = [
+        CACHE_DIR_VARIABLE,
+        MODEL_DIRS_VARIABLE,
+        *(knob.env for knob in knobs if knob.name not in unused),
+    ]
     near = {name.removeprefix(Settings.env_prefix): name for name in known}
     strays = [name for name in os.environ if name.startswith(Settings.env_prefix) and name not in known]
     real = {knob.env for knob in knobs}

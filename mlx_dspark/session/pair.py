@@ -20,6 +20,7 @@ from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
 from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
+from mlx_dspark.session.fits import MemoryGuard
 from mlx_dspark.session.registered import Registered, may_be_registered, registered, without_drafter
 from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
@@ -202,6 +203,7 @@ def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
 
 def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     from mlx_dspark.catalog.checkpoint import load_checkpoint
+    from mlx_dspark.catalog.memory import memory_here
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.catalog.shipped import may_have_shipped_drafter, shipped_drafter
     from mlx_dspark.targets.load import divide_model, refuse_config, refuse_model
@@ -211,22 +213,26 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     if not may_ship and not (uses_shipped(settings) and may_be_registered(named)):
         drafting_mode(settings)
     ranks = 1 if link is None else link.size
+    guard = MemoryGuard(settings, memory_here() if settings.memory_guard else None, ranks=ranks)
     found = resolve_model(
         named,
         cache_dir=default_cache_dir(),
         trust_remote_code=settings.trust_remote_code,
         progress=report,
         accept=partial(refuse_config, kv_bits=settings.kv_bits, ranks=ranks),
+        weigh=guard.weigh,
     )
     shipped = shipped_drafter(found) if may_ship else None
     known = _known(settings, found, shipped)
-    load = partial(
-        load_checkpoint,
-        found,
-        progress=report,
-        accept=partial(refuse_model, kv_bits=settings.kv_bits, ranks=ranks),
-        divide=None if link is None else partial(divide_model, group=link.group),
-    )
+
+    def load(model: BlockDrafter | None = None) -> Checkpoint:
+        def accept(stored: Any, config: dict[str, Any]) -> None:
+            refuse_model(stored, config, kv_bits=settings.kv_bits, ranks=ranks)
+            guard.weigh_found(found, config, model)
+
+        divide = None if link is None else partial(divide_model, group=link.group)
+        return load_checkpoint(found, progress=report, accept=accept, divide=divide)
+
     if settings.draft_model is not None:
         drafting = drafting_mode(settings)
         draft = find_draft_model(settings, report)
@@ -234,7 +240,7 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
         drafter = load_draft_model(draft, settings, checkpoint, report, ranks=ranks)
         return _Read(checkpoint, _after_lookup(settings, drafter), None, drafting, None, Registered())
     drafter, model, mode, known = _drafter(settings, shipped, known, report)
-    return _Read(load(), drafter, model, mode, shipped, known)
+    return _Read(load(model), drafter, model, mode, shipped, known)
 
 
 def _known(settings: LoadSettings, found: ModelRef, shipped: Path | None) -> Registered:

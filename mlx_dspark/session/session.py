@@ -160,9 +160,9 @@ def load(
 
     `settings` are the fields of LoadSettings; `progress` is told what is being fetched, read and measured:
     what drafts cost here is measured once for each pair, in up to 20 seconds, unless `calibrate` is False.
-    Of the environment only MLX_DSPARK_CACHE_DIR is read, and the rank that a launcher gives each of several
-    processes, which then share the target; the variables named after flags are the command line's. Raises
-    UsageError, LoadError or DownloadError naming the field or file at fault.
+    Of the environment only MLX_DSPARK_CACHE_DIR and MLX_DSPARK_MODEL_DIRS are read, and the rank that a
+    launcher gives each of several processes, which then share the target; the variables named after flags are
+    the command line's. Raises UsageError, LoadError or DownloadError naming the field or file at fault.
     """
     from mlx_dspark.session.calibrate import calibrated
     from mlx_dspark.session.pair import load_parts

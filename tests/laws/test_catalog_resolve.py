@@ -15,7 +15,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import HfFileMetadata, constants
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
 import mlx_dspark
@@ -157,10 +157,12 @@ class FakeHub:
         self.offered: set[str] = set()
         monkeypatch.setattr("mlx_dspark.catalog.hub.hf_hub_download", self.download)
         monkeypatch.setattr("mlx_dspark.catalog.hub.get_hf_file_metadata", self.ask)
+        monkeypatch.setattr("mlx_dspark.catalog.hub.download", lambda *_: None)
 
-    def ask(self, url: str) -> None:
+    def ask(self, url: str) -> HfFileMetadata:
         if not any(url.endswith(f"/owner/name/resolve/main/{name}") for name in self.offered):
             raise EntryNotFoundError(f"404 for {url}")
+        return HfFileMetadata("c0ffee", "e7a9", url, 1, None)
 
     def download(self, repository: str, name: str, local_files_only: bool = False) -> str:
         if name not in self.held:
@@ -405,7 +407,7 @@ def test_a_model_that_cannot_run_is_refused_before_its_weights_are_fetched(
     config = tiny_config("llama") | {"model_type": family, "sliding_window": 16}
     (tmp_path / "config.json").write_text(json.dumps(config))
 
-    def download(*_: object, allow_patterns: list[str], local_files_only: bool = False) -> str:
+    def download(*_: object, allow_patterns: list[str], local_files_only: bool = False, **__: object) -> str:
         if local_files_only:
             raise LocalEntryNotFoundError("not there")
         assert not any("safetensors" in pattern for pattern in allow_patterns), "weights were fetched"
