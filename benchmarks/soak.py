@@ -87,7 +87,7 @@ class Subject:
     @property
     def draws(self) -> bool:
         """Whether a drafter draws its drafts, so that drawn ids depend on their number."""
-        return self.drafter is not None and any(s.name != "lookup" for s in self.drafter.sources)
+        return self.drafter is not None and any(not s.sporadic for s in self.drafter.sources)
 
 
 @dataclass(frozen=True)

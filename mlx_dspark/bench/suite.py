@@ -42,7 +42,8 @@ def measure(
         warm_up(arms, cases, tell)
         for done, turn in enumerate(turns(len(arms), taking_part, trials, seed)):
             case = cases[turn.case]
-            tell(f"{case.name}, {arms[turn.arm].label}, {total - done} turns to go", done / total)
+            left = "1 turn" if total - done == 1 else f"{total - done} turns"
+            tell(f"{case.name}, {arms[turn.arm].label}, {left} to go", done / total)
             drawn = seed + 1000 * turn.trial + turn.case
             taken = arms[turn.arm].answer(case, drawn)
             found.turns.setdefault((turn.case, turn.arm), []).append(taken)

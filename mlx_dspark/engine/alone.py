@@ -174,7 +174,7 @@ class BlockAlone:
         best = max(gains, key=lambda cap: gains[cap]) if self._choose else self._derived()
         if gains[best] >= self.MARGIN:
             self._cap = best
-        elif report.accepted < report.drafted:
+        elif report.accepted < report.drafted or not self._prospects.paying(1):
             self._schedule(gains)
 
 

@@ -44,8 +44,8 @@ class Meter(Protocol):
         """Whether so many rows are still to be measured."""
         ...
 
-    def step(self, rows: int) -> None:
-        """Do a little of it; raises nothing."""
+    def step(self, rows: int) -> Exception | None:
+        """Do a little of it; raises nothing, and returns what was raised."""
         ...
 
 
@@ -257,8 +257,13 @@ class Worker:
         else:
             self._hand_out(events)
         if metered is not None and rounds.in_flight is None:
-            metered.step(len(rows))
+            self._tell_unmeasured(rows, metered.step(len(rows)))
         self._settle_rounds()
+
+    def _tell_unmeasured(self, rows: Sequence[Row], error: Exception | None) -> None:
+        for row in rows:
+            if error is not None and row.index in self._tickets:
+                self._tickets[row.index].put(Trouble.of("costs not measured", error))
 
     def _settle_rounds(self) -> None:
         if self._rounds is not None and self._rounds.done:

@@ -85,21 +85,25 @@ class Committed:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
+TroubleKind = Literal["drafting stopped", "read again", "costs not measured"]
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Something raised that costs this request time and no text.
 
     `drafting stopped`: the drafter raised, so the rest is decoded plainly. `read again`: a round of several
-    requests raised, so this one's tokens are read again, by themselves. `error` is what was raised, in one
-    line, and `traceback` where.
+    requests raised, so this one's tokens are read again, by themselves. `costs not measured`: timing rounds
+    of so many requests raised, so caps follow the rounds seen. `error` is what was raised, in one line, and
+    `traceback` where.
     """
 
-    what: Literal["drafting stopped", "read again"]
+    what: TroubleKind
     error: str
     traceback: str
 
     @classmethod
-    def of(cls, what: Literal["drafting stopped", "read again"], error: Exception) -> Trouble:
+    def of(cls, what: TroubleKind, error: Exception) -> Trouble:
         where = "".join(traceback.format_exception(error))
         return cls(what, " ".join(f"{type(error).__name__}: {error}".split()), where)
 

@@ -35,8 +35,8 @@ class BatchMeter:
     """Measures rounds of several rows when a batch of so many runs, one item between two of its rounds.
 
     `learn` is given the curves whenever they have grown. Whatever fails, which a model's own code can do in
-    any way, is not tried again, `failed` says why by number of rows, and the live answers go on without. Only
-    the thread that owns MLX calls it.
+    any way, is not tried again, and the live answers go on without and say so. Only the thread that owns MLX
+    calls it.
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class BatchMeter:
         self.curves = curves
         self._target, self._drafter, self._learn = target, drafter, learn
         self._key, self._store = key, store
-        self.failed: dict[int, str] = {}
         self._steps: dict[int, Steps] = {}
         self._done = {point.rows for point in curves.verify} | {1}
 
@@ -60,8 +59,8 @@ class BatchMeter:
         """Whether rounds of so many rows are still to be measured."""
         return rows not in self._done
 
-    def step(self, rows: int) -> None:
-        """Time one item of so many rows."""
+    def step(self, rows: int) -> Exception | None:
+        """Time one item of so many rows; returns what was raised, if anything was."""
         try:
             if rows not in self._steps:
                 self._steps[rows] = self._begin(rows)
@@ -71,7 +70,8 @@ class BatchMeter:
             self._take(end.value)
         except Exception as error:  # noqa: BLE001
             self._done.add(rows)
-            self.failed[rows] = f"{type(error).__name__}: {error}"
+            return error
+        return None
 
     def _begin(self, rows: int) -> Steps:
         from mlx_dspark.session.timing import RoundTimer

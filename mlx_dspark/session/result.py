@@ -87,7 +87,8 @@ class Result:
     ]
     sources: Annotated[
         Mapping[str, SourceCount],
-        "By name of drafter: `rounds` it drafted in, tokens `drafted`, tokens `accepted`.",
+        "By name of drafter: `rounds` it drafted in, tokens `drafted`, tokens `accepted`. Lookup is "
+        "`lookup-long` where a long match says that text is being copied, else `lookup`.",
     ]
     seconds: Annotated[float, "Seconds from when the answer was begun to the last token."]
     prefill_seconds: Annotated[float, "Seconds to the end of the prompt."]
@@ -105,7 +106,8 @@ class Result:
     troubles: Annotated[
         tuple[str, ...],
         "Errors that cost time, not text: of the drafter, after which the answer was decoded plainly, or of "
-        "a round of several answers, after which this one's tokens were read again.",
+        "a round of several answers, after which this one's tokens were read again; or of timing such "
+        "rounds, after which caps follow the rounds seen.",
     ]
 
     @property

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -254,6 +255,18 @@ def test_a_picture_has_every_bar_with_its_spread(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(FakeFigure, "full", True)
     with pytest.raises(UsageError, match="No space left on device"):
         save_chart(bars, tmp_path / "rates.png", title="tiny", unit="tokens a second")
+
+
+def test_a_picture_read_back_has_bars_as_long_as_their_values(tmp_path: Path) -> None:
+    bars = [Bar("chat", "baseline", 10, 10, 10), Bar("chat", "lookup", 30, 30, 30, "3.00x")]
+    path = tmp_path / "rates.png"
+    save_chart(bars, path, title="tiny", unit="tokens a second")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    pixels = import_module("matplotlib.image").imread(path)
+    blue = abs(pixels[:, :, :3] - [0x1F / 255, 0x77 / 255, 0xB4 / 255]).max(axis=2) < 0.02
+    lengths = blue.sum(axis=1)
+    first, *_, last = lengths[lengths > 0]
+    assert last / first == pytest.approx(3, rel=0.05)
 
 
 # -- the suite

@@ -11,6 +11,7 @@ import pytest
 from mlx_dspark.calibration.measure import measure
 from mlx_dspark.calibration.plan import Item, pair_plan, rows_plan
 from mlx_dspark.calibration.shape import with_rows
+from mlx_dspark.cli.show import closing_line
 from mlx_dspark.contracts import Ask, Drafter, Forward, Logits, Proposal
 from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
@@ -20,6 +21,7 @@ from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.session.live import BatchMeter
+from mlx_dspark.session.result import Result
 from mlx_dspark.session.timing import SEED_TOKENS, RoundTimer
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.state.synthetic import bytes_per_token, can_fill, fill
@@ -285,11 +287,32 @@ def test_what_fails_to_be_measured_is_not_tried_again() -> None:
         raise RuntimeError("no room")
 
     target.new_rows = fails  # type: ignore[method-assign]
-    meter.step(4)
+    assert str(meter.step(4)) == "no room"
     assert not meter.due(4)
-    assert meter.failed == {4: "RuntimeError: no room"}
     assert meter.due(2)
     assert not learnt
+
+
+@pytest.mark.usefixtures("troubles")
+def test_answers_say_that_their_rounds_could_not_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_of(tiny_llama(), tiny_config("llama"))
+    lookup = LookupDrafter()
+    lookup.bind(target)
+    meter = meter_of(target, lookup, [], NoStore())
+
+    def fails(rows: int) -> Any:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(meter, "_begin", fails)
+    requests = [GenerateRequest(tuple(range(5, 9 + i)), 40) for i in range(2)]
+    with Scheduler(target, lookup, cap=FixedCaps({"lookup": 4}), max_rows=2, meter=meter) as scheduler:
+        streams = [scheduler.submit(request) for request in requests]
+        results = [Result.fold(stream) for stream in streams]
+    for result in results:
+        assert result.troubles == ("costs not measured: RuntimeError: no room",)
+        assert result.to_dict()["troubles"] == result.troubles
+        assert result.troubles[0] in closing_line(result)
+        assert result.num_tokens == 40
 
 
 def test_rows_need_a_shorter_plan() -> None:

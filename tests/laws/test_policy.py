@@ -95,6 +95,16 @@ def test_auto_comes_near_the_best_cap_and_loses_to_plain_nowhere(machine: str, t
         assert sum(reached) / len(reached) >= 0.95, (chance, reached)
 
 
+@pytest.mark.parametrize("seed", [1011, 1014, 1017])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_drafts_that_are_all_accepted_are_left_be_where_even_those_lose(machine: str, seed: int) -> None:
+    truth, rng = MACHINES[machine], random.Random(seed + 5)
+    run = Machine(truth, "dspark", lambda: 1 + 0.1 * rng.uniform(-1, 1))
+    found = run.run(cap_policy("auto", [DSPARK], curves=truth), drawn((0.97,), seed))
+    assert found.gain >= 0.95
+    assert found.gain_after(32) >= 0.98
+
+
 @pytest.mark.parametrize(
     ("wrong", "max_draft"),
     [

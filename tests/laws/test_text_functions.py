@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import time
 from typing import Any
 
 import pytest
 
 import mlx_dspark
+from mlx_dspark.engine.times import RoundTimes
+from mlx_dspark.foundation.curves import CostCurves, VerifyPoint
 from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
+from mlx_dspark.session import calibrate
+from mlx_dspark.session.calibrate import Calibration
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
 
@@ -64,7 +69,8 @@ def test_speculative_text_is_plain_text(
         assert result.cap <= 2
     if max_draft_tokens in (0, 2):
         assert result.drafted > 0
-        assert drafter == "dflash" or result.sources["lookup"].accepted > 0
+        looked_up = [count.accepted for name, count in result.sources.items() if name.startswith("lookup")]
+        assert drafter == "dflash" or sum(looked_up) > 0
 
 
 def test_dflash_functions_take_dflash_drafters_only(folder: Path, plain: mlx_dspark.Result) -> None:
@@ -83,6 +89,38 @@ def test_lookup_needs_no_drafter(folder: Path, plain: mlx_dspark.Result) -> None
     result = mlx_dspark.lookup_generate(target, tokenizer, PROMPT, max_draft_tokens=0, **OPTIONS)
     assert (result.token_ids, result.mode) == (plain.token_ids, "lookup")
     assert result.accepted > 0
+
+
+def costs(width_share: float) -> CostCurves:
+    """Of rounds whose every further token costs such a share of a plain one."""
+    points = tuple(VerifyPoint(1, width, 0, 1 + width_share * (width - 1), 0.0) for width in (1, 2, 4, 8, 33))
+    return CostCurves(points, {}, 0.0, time())
+
+
+@pytest.mark.parametrize("max_draft_tokens", [None, "auto"])
+@pytest.mark.parametrize("share", [0.0, 3.0])
+def test_lookup_goes_by_what_was_measured_of_the_target(
+    folder: Path,
+    plain: mlx_dspark.Result,
+    share: float,
+    max_draft_tokens: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where no draft could pay, all rounds but a few probes are plain; where it is free, none is parked."""
+    target, tokenizer, _, _ = mlx_dspark.load_pair(folder / "model", mode="baseline")
+    monkeypatch.setitem(calibrate._OF_TARGET, target, Calibration(costs(share), "remembered"))
+    monkeypatch.setattr(RoundTimes, "_note", lambda *_: None)
+    monkeypatch.setattr(RoundTimes, "samples", lambda *_: RoundTimes.TRUSTED)
+    result = mlx_dspark.lookup_generate(
+        target, tokenizer, PROMPT, max_draft_tokens=max_draft_tokens, **OPTIONS
+    )
+    assert (result.token_ids, result.mode) == (plain.token_ids, "lookup")
+    if share:
+        assert result.parked_rounds > 0
+        assert sum(count.rounds for count in result.sources.values()) <= 4
+    else:
+        assert result.parked_rounds == 0
+        assert result.accepted > 0
 
 
 @pytest.mark.parametrize("wrong", [-1, "many", 1.5, True])
