@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mlx_dspark.bench.guard import GuardVerdict, Sample, judge_acceptance
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from mlx_dspark.session.pair import Parts
 
 CONTENTS = ("chat", "code", "math")
-PROMPTS, TOKENS = 3, 96
+PROMPTS, TOKENS = 8, 96
+"""Of each content, and in each answer."""
 
 
 def guard_measured(parts: Parts, found: Measurement) -> dict[str, GuardVerdict]:
@@ -41,24 +43,32 @@ def guard_now(
 ) -> GuardVerdict:
     """Greedy answers to shipped prompts in whole blocks, the drafter alone, and the verdict over them.
 
-    Parts without a registered drafter are `unknown`.
+    The prompts of a content are answered together. Parts without a registered drafter are `unknown`. Raises
+    UsageError where the model's context is too short for them.
     """
-    from mlx_dspark.bench.arms import OwnArm
-    from mlx_dspark.bench.cases import cases_of, shipped_prompts
-    from mlx_dspark.bench.suite import Measurement
-    from mlx_dspark.foundation.lists import Drafting
-
     if parts.pair is None or parts.drafter is None or not parts.pair.expectations(parts.mode):
         return GuardVerdict("unknown")
-    settings = BenchmarkSettings(max_new_tokens=TOKENS)
-    contents = {content: shipped_prompts(content)[:PROMPTS] for content in CONTENTS}
-    cases = cases_of(settings, contents, parts.tokenizer, parts.target.spec.context)
-    arm = OwnArm(parts, loading, Drafting(parts.mode, 0))
-    found = Measurement([arm.label], cases, 1)
-    for i, case in enumerate(cases):
-        tell(f"checking acceptance on {case.name}", i / len(cases))
-        found.turns[i, 0] = [arm.answer(case, 0)]
-    return guard_measured(parts, found).get(arm.label, GuardVerdict("unknown"))
+    samples: list[Sample] = []
+    for i, content in enumerate(CONTENTS):
+        tell(f"checking acceptance on {content}", i / len(CONTENTS))
+        samples += samples_of(parts, loading, content, range(PROMPTS))
+    return judge_acceptance(samples, parts.pair.expectations(parts.mode))
+
+
+def samples_of(parts: Parts, loading: LoadSettings, content: str, numbers: Iterable[int]) -> list[Sample]:
+    """What the drafter alone, in whole blocks, achieves on these of the shipped prompts of a content."""
+    from mlx_dspark.bench.arms import OwnArm
+    from mlx_dspark.bench.cases import Case, cases_of, shipped_prompts
+    from mlx_dspark.foundation.lists import Drafting
+    from mlx_dspark.session.calibrate import parts_of
+
+    settings, prompts = BenchmarkSettings(max_new_tokens=TOKENS), shipped_prompts(content)
+    chosen = {content: [prompts[number] for number in numbers]}
+    cases = cases_of(settings, chosen, parts.tokenizer, parts.target.spec.context)
+    alone = replace(parts, drafter=parts_of(parts.drafter)[-1])
+    arm = OwnArm(alone, loading, Drafting(parts.mode, 0))
+    together = Case(content, content, tuple(case.prompts[0] for case in cases), TOKENS)
+    return [Sample(content, answer.rounds) for answer in arm.answer(together, 0).answers]
 
 
 def gains(lines: list[Line], parts: Parts) -> Mapping[str, float]:

@@ -1,6 +1,6 @@
 """Whether a drafter is accepted as often as its pair is known for. Numbers in, a verdict out; no MLX.
 
-A wrong slot, rope, tap or head costs half the acceptance and shows nowhere else: text stays the target's own.
+A wrong slot, rope, tap or head costs acceptance and shows nowhere else: text stays the target's own.
 """
 
 from __future__ import annotations
@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
+from statistics import NormalDist
 from typing import Literal
 
 from mlx_dspark.bench.stats import VerifyRound
 from mlx_dspark.catalog.pair_row import Expected
 
-SHARE = 0.6
-"""Below so much of the expected accept length, a run is well under it."""
-SIGMAS = 3.0
-LEAST_PROMPTS, LEAST_ROUNDS = 4, 60
+SHARE = math.sqrt(0.5)
+"""As far, in ratios, from a drafter that is as good as its row as from one that lost half of its drafts."""
+CERTAINTY = 0.99
+"""On each side of the interval."""
+LEAST_PROMPTS = 5
+NEAR = 0.05
+"""Shares this close to `SHARE` are not told apart from it, whatever is measured."""
 
 
 @dataclass(frozen=True)
@@ -30,61 +33,69 @@ class Sample:
 
 @dataclass(frozen=True)
 class GuardVerdict:
-    """`low`: well under what is expected, beyond chance. `fine`: not so, beyond chance. `open`: too little
-    was measured to tell, and `tokens_needed` more tokens would. `unknown`: nothing is expected of it.
+    """`low`: fewer than `SHARE` of the expected drafts were accepted, beyond chance. `fine`: more, beyond
+    chance. `open`: too little was measured to tell, and `tokens_needed` more tokens would. `unknown`:
+    nothing is expected of it.
 
-    `accept_length` and `expected` are means over the same rounds.
+    `accept_length` and `expected` are means over the same rounds; `share` is what was accepted of the drafts
+    that are expected to be. Its `interval`, None for a single prompt, leaves out 1 - `CERTAINTY` on each
+    side.
     """
 
     kind: Literal["low", "fine", "open", "unknown"]
     accept_length: float | None = None
     expected: float | None = None
+    share: float | None = None
+    interval: tuple[float, float] | None = None
     rounds: int = 0
     prompts: int = 0
     tokens_needed: int = 0
 
     def __str__(self) -> str:
-        if self.accept_length is None or self.expected is None:
+        if self.accept_length is None or self.share is None:
             return "no accept length is recorded for what was measured"
+        within = "" if self.interval is None else "{:.0%} to {:.0%}; ".format(*self.interval)
         seen = (
-            f"accept length {self.accept_length:.2f}, expected {self.expected:.2f} "
-            f"({self.rounds} rounds of {self.prompts} prompts)"
+            f"accept length {self.accept_length:.2f}, expected {self.expected:.2f}: {self.share:.0%} of the "
+            f"expected drafts accepted ({within}{self.rounds} rounds of {self.prompts} prompts)"
         )
         if self.kind == "open":
-            return f"{seen}: too little to tell; about {self.tokens_needed} more tokens are needed"
-        return f"{seen}: well under it" if self.kind == "low" else seen
+            return f"{seen}, too little to tell: about {self.tokens_needed} more tokens are needed"
+        return f"{seen}, well under it" if self.kind == "low" else seen
 
 
 def judge_acceptance(samples: Sequence[Sample], expected: Mapping[str, Expected]) -> GuardVerdict:
-    """What was committed against `SHARE` of what the row expects of the same rounds.
+    """The drafts that were accepted, as a share of those that the row expects of the same rounds.
 
-    The prompt is the unit of chance, since the rounds of one answer are alike: the mean shortfall of prompts
-    must be `SIGMAS` standard errors from 0, and the errors are no smaller than those of single rounds. A
-    prompt whose content the row does not know is judged by `all`, or left out.
+    A ratio of sums over prompts, which are the unit of chance since the rounds of one answer are alike:
+    its interval is Student's, over the prompts' own residuals (Cochran, Sampling Techniques, 2.11 and 6.4).
+    A prompt whose content the row does not know is judged by `all`, or left out.
     """
     known = [
-        (sample, each)
+        (sample.rounds, each)
         for sample in samples
         if sample.rounds and (each := expected.get(sample.content, expected.get("all"))) is not None
     ]
-    if not known:
-        return GuardVerdict("unknown")
-    gaps = [
-        [one.committed - SHARE * expected_commit(each, one.drafted) for one in sample.rounds]
-        for sample, each in known
+    pairs = [
+        (
+            float(sum(one.committed - 1 for one in rounds)),
+            sum(expected_commit(each, one.drafted) - 1 for one in rounds),
+        )
+        for rounds, each in known
     ]
-    rounds = sum(map(len, gaps))
-    committed = sum(one.committed for sample, _ in known for one in sample.rounds)
-    promised = sum(expected_commit(each, one.drafted) for sample, each in known for one in sample.rounds)
-    mean, error = _mean_and_error(gaps)
-    figures = (committed / rounds, promised / rounds, rounds, len(known))
-    missing = max(0, LEAST_ROUNDS - rounds, (LEAST_PROMPTS - len(known)) * math.ceil(rounds / len(known)))
-    if not missing and abs(mean) < SIGMAS * error:
-        needed = rounds * ((SIGMAS * error / max(abs(mean), 0.05)) ** 2 - 1)
-        missing = max(1, math.ceil(needed))
-    if missing:
-        return GuardVerdict("open", *figures, tokens_needed=math.ceil(missing * figures[0]))
-    return GuardVerdict("low" if mean < 0 else "fine", *figures)
+    accepted, promised = (sum(column) for column in zip(*pairs, strict=True)) if pairs else (0.0, 0.0)
+    if not promised:
+        return GuardVerdict("unknown")
+    share, rounds, prompts = accepted / promised, sum(len(each) for each, _ in known), len(pairs)
+    margin = _margin(pairs, share)
+    interval = (max(0.0, share - margin), share + margin) if prompts > 1 else None
+    figures = (1 + accepted / rounds, 1 + promised / rounds, share, interval)
+    if prompts >= LEAST_PROMPTS and margin < abs(share - SHARE):
+        return GuardVerdict("low" if share < SHARE else "fine", *figures, rounds, prompts)
+    longer = (margin / max(abs(share - SHARE), NEAR)) ** 2 if prompts > 1 else 0.0
+    more = max(longer, LEAST_PROMPTS / prompts) - 1
+    needed = max(1, math.ceil(more * (rounds + accepted)))
+    return GuardVerdict("open", *figures, rounds, prompts, needed)
 
 
 def expected_commit(expected: Expected, drafted: int) -> float:
@@ -110,13 +121,31 @@ def _chance(accept_length: float, cap: int) -> float:
     return (low + high) / 2
 
 
-def _mean_and_error(gaps: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """The mean over rounds, and the larger of its standard errors by prompt and by round."""
-    flat = [gap for prompt in gaps for gap in prompt]
-    mean = fmean(flat)
-    by_round = math.sqrt(variance(flat) / len(flat)) if len(flat) > 1 else math.inf
-    if len(gaps) < 2:
-        return mean, by_round
-    totals = [sum(gap - mean for gap in prompt) for prompt in gaps]
-    spread = sum(total**2 for total in totals) * len(gaps) / (len(gaps) - 1)
-    return mean, max(by_round, math.sqrt(spread) / len(flat))
+def _margin(pairs: Sequence[tuple[float, float]], share: float) -> float:
+    """Half the interval of a share, over (accepted, expected) by prompt.
+
+    Its error is no smaller than that of as many drafts that are accepted each by itself, so that prompts
+    which happen to be alike are not taken for certain.
+    """
+    promised, prompts = sum(each for _, each in pairs), len(pairs)
+    if prompts < 2:
+        return math.inf
+    residual = sum((accepted - share * each) ** 2 for accepted, each in pairs)
+    by_prompt = math.sqrt(residual * prompts / (prompts - 1)) / promised
+    return student(CERTAINTY, prompts - 1) * max(by_prompt, math.sqrt(max(share, SHARE) / promised))
+
+
+def student(certainty: float, freedom: int) -> float:
+    """The quantile of Student's t, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5).
+
+    Within 1 % for 4 degrees of freedom and more, up to a certainty of 0.99.
+    """
+    z = NormalDist().inv_cdf(certainty)
+    terms = (
+        z,
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return sum(term / freedom**power for power, term in enumerate(terms))

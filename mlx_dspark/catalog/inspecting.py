@@ -10,6 +10,10 @@ from typing import Any
 from mlx_dspark.catalog.folder import read_config, weight_files
 from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
+from mlx_dspark.catalog.formats.read import is_of_another_method
+from mlx_dspark.catalog.gguf.drafter import ARCHITECTURE as DRAFTER_ARCHITECTURE
+from mlx_dspark.catalog.gguf.drafter import gguf_file
+from mlx_dspark.catalog.gguf.file import open_gguf
 from mlx_dspark.catalog.matching import Match, ModelFacts, facts_of, match
 from mlx_dspark.catalog.pairs import SHIPPED, Pair
 from mlx_dspark.catalog.resolve import ModelRef
@@ -33,17 +37,22 @@ class Finding:
 
 
 def is_drafter(found: ModelRef) -> bool:
-    """Whether the folder holds a drafter, and not a language model, going by its config.
+    """Whether it is a drafter, and not a language model, going by its config and the names of its tensors.
 
-    A drafter names taps, masks or a drafting method. Raises BadCheckpoint.
+    A drafter names taps, masks or a drafting method, or is of a method that is not run. Raises BadCheckpoint.
     """
-    if found.packaging != "folder":
-        return False
+    if (packed := gguf_file(found.path)) is not None:
+        try:
+            return open_gguf(packed).need("general.architecture") == DRAFTER_ARCHITECTURE
+        except DsparkError:
+            return False
     config = read_config_or_nothing(found.path)
     names = config.get("architectures")
     named = " ".join(map(str, names)) if isinstance(names, list) else ""
     marks = ("dflash_config", "speculators_config", "speculators_model_type", "target_layer_ids")
-    return any(key in config for key in marks) or any(mark in named for mark in ("DSpark", "DFlash", "Eagle"))
+    if any(key in config for key in marks) or any(mark in named for mark in ("DSpark", "DFlash", "Eagle")):
+        return True
+    return bool(config) and is_of_another_method(found.path)
 
 
 def read_config_or_nothing(folder: Path) -> dict[str, Any]:
@@ -62,7 +71,7 @@ def inspect_drafter(found: ModelRef, pairs: Sequence[Pair]) -> Finding:
     try:
         checkpoint = read_drafter(found.path, values=False)
     except DsparkError as error:
-        config = read_config_or_nothing(found.path)
+        config = read_config_or_nothing(found.path) if found.path.is_dir() else {}
         facts = {"architectures": config.get("architectures"), "model_type": config.get("model_type")}
         return Finding("drafter", found.name, False, str(error), facts | matched)
     return Finding("drafter", found.name, True, "", drafter_facts(checkpoint) | matched)
@@ -161,7 +170,6 @@ def matched_values(outcome: Match) -> dict[str, Any]:
 
 
 def _inspect_gguf(found: ModelRef, accept: Any) -> Finding:
-    from mlx_dspark.catalog.gguf.file import open_gguf
     from mlx_dspark.catalog.gguf.layouts import gguf_config
     from mlx_dspark.catalog.shipped import shipped_drafter
 

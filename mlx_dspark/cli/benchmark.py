@@ -65,7 +65,7 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     progress.clear()
     told = Told(settings, found, lines(found, judged, 0), judged, decoder(parts))
     verdicts = guard_measured(parts, found)
-    _remember(settings, parts, told.lines)
+    _remember(parts, told)
     about = {
         "model": parts.name,
         "drafting": parts.mode,
@@ -82,14 +82,19 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     return INTERRUPTED if found.interrupted else 0
 
 
-def _remember(settings: BenchmarkSettings, parts: Parts, lines: list[Line]) -> None:
-    """Keep which mode of a registered pair gained how much, where the run compared all contents."""
+def _remember(parts: Parts, told: Told) -> None:
+    """Keep which mode of a registered pair gained how much, where the run compared all contents.
+
+    Without the row's own mode among them they tell nothing, and would take the place of gains that do.
+    """
     from mlx_dspark.bench.acceptance import gains
     from mlx_dspark.foundation.paths import default_cache_dir
     from mlx_dspark.session.measured import remember_gains
 
-    found = gains(lines, parts)
-    if parts.pair is None or settings.prompts is not None or not {"lookup", parts.mode} <= found.keys():
+    found = gains(told.lines, parts)
+    if parts.pair is None or told.settings.prompts is not None or told.found.interrupted:
+        return
+    if not {"lookup", parts.pair.mode} <= found.keys():
         return
     if obstacle := remember_gains(default_cache_dir(), parts.fingerprint, found):
         note(f"mlx-dspark: the gains are not remembered: {obstacle}")

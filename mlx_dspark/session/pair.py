@@ -21,7 +21,13 @@ from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
 from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
 from mlx_dspark.session.fits import MemoryGuard
-from mlx_dspark.session.registered import Registered, may_be_registered, registered, without_drafter
+from mlx_dspark.session.registered import (
+    Registered,
+    may_be_registered,
+    registered,
+    registered_as_shipped,
+    without_drafter,
+)
 from mlx_dspark.session.session import Session, StreamsEvents
 from mlx_dspark.session.trust import refuse_untrusted
 
@@ -224,6 +230,8 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     )
     shipped = shipped_drafter(found) if may_ship else None
     known = _known(settings, found, shipped)
+    if known.leaves_shipped:
+        shipped = None
 
     def load(model: BlockDrafter | None = None) -> Checkpoint:
         def accept(stored: Any, config: dict[str, Any]) -> None:
@@ -251,10 +259,9 @@ def _known(settings: LoadSettings, found: ModelRef, shipped: Path | None) -> Reg
 
     if not uses_shipped(settings):
         return Registered()
+    gains = measured_gains(default_cache_dir(), fingerprint_of(found)) if settings.mode == "auto" else {}
     if shipped is not None:
-        return Registered(load_registry().named(shipped.name))
-    automatic = settings.mode == "auto"
-    gains = measured_gains(default_cache_dir(), fingerprint_of(found)) if automatic else {}
+        return registered_as_shipped(load_registry().named(shipped.name), gains)
     return registered(found, settings.mode, gains)
 
 

@@ -19,11 +19,13 @@ class Registered:
     """What is known of a model without a drafter named. `drafter` is a hub id or path, None for none.
 
     `told` says in a sentence what a user should know: which drafter was taken, or why none was.
+    `leaves_shipped`: lookup drafts in the place of the drafter that is shipped with the model.
     """
 
     pair: Pair | None = None
     drafter: str | None = None
     told: str = ""
+    leaves_shipped: bool = False
 
 
 def may_be_registered(name: str | None) -> bool:
@@ -62,6 +64,13 @@ def registered(found: ModelRef, mode: str, measured: Mapping[str, float]) -> Reg
         what = "lookup drafts" if mode == "auto" else f"it has no {mode} drafter"
         return Registered(pair, told=f"The pair {pair.id}: {what}. {faults}".strip())
     return Registered(pair, drafter, f"The pair {pair.id}: {drafter} drafts. {faults}".strip())
+
+
+def registered_as_shipped(pair: Pair | None, measured: Mapping[str, float]) -> Registered:
+    """The row of a drafter that is shipped with its model, and whether lookup was measured faster here."""
+    if pair is None or chosen_mode(pair.mode, pair.drafters, measured) != "lookup":
+        return Registered(pair)
+    return Registered(pair, told=f"The pair {pair.id}: lookup drafts.", leaves_shipped=True)
 
 
 MARGIN = 1.05

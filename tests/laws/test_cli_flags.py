@@ -254,7 +254,7 @@ def test_help_speaks_of_the_environment_where_it_is_read(
 ) -> None:
     assert run([command, "--help"]) == 0
     shown = capsys.readouterr().out
-    has_settings = command not in ("export", "models", "pull", "rm", "train")
+    has_settings = command not in ("doctor", "export", "inspect", "models", "pull", "rm", "train")
     assert ("MLX_DSPARK_MODEL" in shown) == ("Accept length:" in shown) == has_settings
 
 

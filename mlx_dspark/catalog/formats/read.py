@@ -99,12 +99,26 @@ def _refuse_language_model(config: Fields) -> None:
         )
 
 
-def _refuse_other_methods(config: Fields, folder: Path) -> None:
+def is_of_another_method(folder: Path) -> bool:
+    """Whether the folder holds a drafter of a method that is not run. Raises BadCheckpoint for its config.
+
+    A whole model may bear the name of such a method, and only what else it holds tells.
+    """
+    config = read_config(folder)
+    if any(name.endswith(_WHOLE_MODELS) for name in config.texts("architectures")):
+        return refusals.of_content(config, tensor_names(folder)) is not None
+    return _other_method(config, folder) is not None
+
+
+def _other_method(config: Fields, folder: Path) -> tuple[str, refusals.Method] | None:
     """Where no packaging claims the folder, its keys and tensors may still name another method."""
     if any(adapter.claims(config) for adapter in ADAPTERS):
-        return
-    found = refusals.named(config) or refusals.of_content(config, tensor_names(folder))
-    if found is not None:
+        return None
+    return refusals.named(config) or refusals.of_content(config, tensor_names(folder))
+
+
+def _refuse_other_methods(config: Fields, folder: Path) -> None:
+    if (found := _other_method(config, folder)) is not None:
         _refuse_method(config, *found)
 
 

@@ -1,0 +1,82 @@
+"""`benchmark` on a registered pair: what it says of acceptance, what it remembers, and who reads that."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mlx_dspark.catalog.pairs import PACKAGED, read_pairs
+from mlx_dspark.cli.main import run
+from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.measured import measured_gains, remember_gains
+from mlx_dspark.session.pair import Parts, load_parts
+from mlx_dspark.session.registered import chosen_mode, registered_as_shipped
+from tests.tiny import save_tiny
+from tests.tiny_drafters import save_tiny_dspark
+
+SHORT = ("--max-new-tokens", "6", "--trials", "1", "--json")
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny model with a row of its own, whose random drafter is expected to be a good one."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path / "cache"))
+    head = save_tiny_dspark(tmp_path / "head", taps=(0, 1))
+    folder = save_tiny(tmp_path / "model", "qwen3", max_position_embeddings=8192)
+    (folder / "README.md").write_text("---\nbase_model: maker/Small\nlibrary_name: mlx\n---\n")
+    rows = tmp_path / "config" / "mlx_dspark" / "pairs.toml"
+    rows.parent.mkdir(parents=True)
+    rows.write_text(
+        f'[[pair]]\nid = "small"\ntarget = "me/Small-8bit"\nparents = ["maker/Small"]\n'
+        f'architecture = "qwen3"\ndrafters = {{ dspark = "{head}" }}\nlookup = false\n'
+        '[[pair.expected]]\nmode = "dspark"\ncontent = "all"\ncap = 4\naccept_length = 4.5\n'
+    )
+    return folder
+
+
+def loaded(model: Path) -> Parts:
+    return load_parts(LoadSettings(model=model))
+
+
+def test_a_benchmark_warns_and_remembers_and_auto_takes_what_was_faster(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, cache = loaded(model), tmp_path / "cache"
+    assert parts.pair is not None
+    assert parts.mode == "dspark"
+    assert run(["benchmark", "--model", str(model), "--caps", "derived,4", *SHORT]) == 0
+    shown = capsys.readouterr()
+    verdict = json.loads(shown.out)["acceptance"]["dspark 4"]
+    assert verdict["kind"] == "low"
+    assert f"dspark 4: accept length {verdict['accept_length']:.2f}, expected" in shown.err
+    assert "wrong slot" in shown.err
+    gains = measured_gains(cache, parts.fingerprint)
+    assert gains.keys() == {"dspark", "lookup"}
+    assert loaded(model).mode == chosen_mode("dspark", parts.pair.drafters, gains)
+
+
+@pytest.mark.parametrize(
+    ("gains", "mode"),
+    [({"dspark": 1.0, "lookup": 2.0}, "lookup"), ({"dspark": 2.0, "lookup": 1.0}, "dspark")],
+)
+def test_a_run_without_the_rows_own_mode_leaves_what_is_remembered(
+    gains: dict[str, float], mode: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fingerprint, cache = loaded(model).fingerprint, tmp_path / "cache"
+    assert remember_gains(cache, fingerprint, gains) == ""
+    assert loaded(model).mode == mode
+    assert run(["benchmark", "--model", str(model), "--modes", "lookup", "--num-prompts", "1", *SHORT]) == 0
+    capsys.readouterr()
+    assert measured_gains(cache, fingerprint) == gains
+
+
+def test_what_is_remembered_chooses_for_a_shipped_drafter_too() -> None:
+    pair = next(each for each in read_pairs(PACKAGED) if each.id == "smollm2-135m")
+    assert not registered_as_shipped(pair, {}).leaves_shipped
+    assert not registered_as_shipped(pair, {"dspark": 2.0, "lookup": 1.0}).leaves_shipped
+    slower = registered_as_shipped(pair, {"dspark": 1.0, "lookup": 2.0})
+    assert slower.leaves_shipped
+    assert "lookup drafts" in slower.told
