@@ -81,6 +81,7 @@ def _dflash(native: Path, folder: Path, **overrides: Any) -> Path:
     return as_speculators(native, folder, algorithm="dflash", **overrides)
 
 
+AHEAD: dict[str, Any] = {"sliding": (0, 1), "is_causal": False, "architectures": None}
 RANDOM = {"same": False}
 SINKS = {"sinks": -1.0}
 PACKAGINGS = {

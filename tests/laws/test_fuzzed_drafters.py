@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -155,7 +155,7 @@ WRITTEN = {
 
 _TAPS, _SECTION, _INNER = "aux_hidden_state_layer_ids", "dflash_config", "transformer_layer_config"
 _SLOTS = ("block_size", "mask_token_id", "target_layer_ids")
-PLACES: dict[str, dict[str, tuple[str, ...]]] = {
+PLACES: dict[str, Mapping[str, tuple[str, ...]]] = {
     "z-lab DFlash": dict.fromkeys((*_SLOTS, "final_logit_softcapping"), (_SECTION, "")),
     "DFlash 2": dict.fromkeys((*_SLOTS, "final_logit_softcapping"), (_SECTION, "")),
     "SpecForge": dict.fromkeys(_SLOTS, (_SECTION, "")),
@@ -212,7 +212,7 @@ DECIDED_BY: dict[str, set[str]] = {
     "tied": {"tie_word_embeddings"},
 } | {field: {key} for key, field in WRITTEN.items() if field not in ("softcap", "taps")}
 DECIDED_BY["taps"] = {"target_layer_ids", _TAPS, "tap_origin", "eagle_aux_hidden_state_layer_ids"}
-"""By what is read the keys, wherever they are, that decide it; what is not here, no key of a packaging does."""
+"""By what is read the keys, wherever they are, that decide it; what is not here, no key does."""
 
 
 def assert_meaning_follows(found: DrafterCheckpoint, wanted: DrafterCheckpoint, changed: set[str]) -> None:
