@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import fields
 from pathlib import Path
@@ -22,32 +23,30 @@ from hypothesis import strategies as st
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint, read_drafter
 from mlx_dspark.foundation.errors import LoadError
+from tests import every_packaging
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
-from tests.tiny_variants import save_lfm2, save_nvfp4, save_prism, save_prism_gguf, save_qwen35
+from tests.tiny_variants import save_prism_gguf
 
 SMALL: dict[str, Any] = {"hidden": 16, "vocab": 24, "layers": 1, "block_size": 3}
+TWO: dict[str, Any] = SMALL | {"layers": 2}
 
 
-def _variant(save: Callable[..., Path], **options: Any) -> Callable[[Path], Path]:
-    return lambda folder: save(
-        save_tiny_dspark(folder / "old", **SMALL | options), folder / "new", same=False
-    )
+def _damaged(name: str, options: dict[str, Any]) -> Callable[[Path], Path]:
+    return lambda folder: every_packaging.PACKAGINGS[name].damaged(folder, **options)
 
 
 PACKAGINGS: dict[str, Callable[[Path], Path]] = {
     "deepspec": lambda folder: save_tiny_dspark(folder, **SMALL),
-    "deepspec reduced": lambda folder: save_tiny_dspark(folder, **SMALL, draft_vocab=8),
-    "gemma4": lambda folder: save_tiny_dspark(folder, **SMALL, backbone="gemma4"),
     "z-lab": lambda folder: save_tiny_dflash(folder, **SMALL, sliding=(0,)),
-    "qwen35": _variant(save_qwen35),
-    "lfm2": _variant(save_lfm2, own_embedding=False, own_head=False),
-    "prism": _variant(save_prism),
-    "nvfp4": _variant(save_nvfp4),
+} | {
+    name: _damaged(name, TWO if "layer_types" in each.options or "sliding" in each.options else SMALL)
+    for name, each in every_packaging.PACKAGINGS.items()
+    if name not in ("deepspec", "z-lab", "GGUF")
 }
 """Each writes a tiny checkpoint into a folder and returns the folder that holds it."""
 
-CONFIGS, HEADERS, FILES = 180, 90, 25
-"""Mutations of each packaging: 8 * (180 + 90 + 25) = 2360, and those of the GGUF file."""
+CONFIGS, HEADERS, FILES = 120, 30, 12
+"""Mutations of each packaging: 16 * (120 + 30 + 12) = 2592, and those of the GGUF file."""
 
 SCALARS = st.one_of(
     st.none(),
@@ -71,7 +70,13 @@ KEYS = [
     "rope_scaling", "rope_parameters", "speculators_config", "speculators_model_type", "tie_word_embeddings",
     "enable_qwen35_gated_q_proj", "partial_rotary_factor", "rope_is_neox_style", "log_snr_conditioning",
     "min_log_snr", "max_log_snr", "final_logit_softcapping", "head_dim", "global_head_dim", "hidden_act",
-    "markov_rank", "dspark_layers", "attention_sink_bias", "medusa_num_heads",
+    "markov_rank", "dspark_layers", "attention_sink_bias", "medusa_num_heads", "transformer_layer_config",
+    "aux_hidden_state_layer_ids", "tap_origin", "use_sliding_window", "sliding_window_non_causal", "causal",
+    "speculative_tokens", "selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size", "use_swa",
+    "swa_window_size", "dspark_bonus_anchor", "dspark_markov_rank", "dspark_fixup_head_type",
+    "dflash_query_causal", "eagle_aux_hidden_state_layer_ids", "projector_type", "attention_mode",
+    "confidence_head_alpha", "target_layer_ids", "mask_token_id", "block_size", "input_embedding_scale",
+    "output_multiplier",
 ]  # fmt: skip
 seeded = settings(
     derandomize=True,
@@ -89,7 +94,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def mutated(draw: Callable[..., Any], value: Any) -> Any:
     """`value` with one thing in it changed, at any depth."""
     if isinstance(value, dict) and value and draw(st.integers(0, 3)):
-        key = draw(st.sampled_from(sorted(value)))
+        sections = [key for key in value if isinstance(value[key], dict)]
+        key = draw(st.sampled_from([*sorted(value), *sorted(sections) * 4]))
         new = dict(value)
         match draw(st.sampled_from(["within", "within", "drop", "rename"])):
             case "drop":
@@ -115,7 +121,9 @@ def mutated(draw: Callable[..., Any], value: Any) -> Any:
 def read(path: Path) -> DrafterCheckpoint | None:
     """None where it is refused, which names what is wrong and says what to do."""
     try:
-        return read_drafter(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return read_drafter(path)
     except LoadError as error:
         told = bool(error.sentence and error.next_step)
     assert told, "an error without a sentence or a next step"
@@ -143,18 +151,42 @@ WRITTEN = {
     "final_logit_softcapping": "softcap",
     "enable_qwen35_gated_q_proj": "gated",
 }
-"""Keys on top that are read as they stand, unless `dflash_config` has them too, and where."""
+"""Keys that are read as they stand, and where."""
+
+_TAPS, _SECTION, _INNER = "aux_hidden_state_layer_ids", "dflash_config", "transformer_layer_config"
+_SLOTS = ("block_size", "mask_token_id", "target_layer_ids")
+PLACES: dict[str, Mapping[str, tuple[str, ...]]] = {
+    "z-lab DFlash": dict.fromkeys((*_SLOTS, "final_logit_softcapping"), (_SECTION, "")),
+    "DFlash 2": dict.fromkeys((*_SLOTS, "final_logit_softcapping"), (_SECTION, "")),
+    "SpecForge": dict.fromkeys(_SLOTS, (_SECTION, "")),
+    "LFM2": dict.fromkeys((*_SLOTS, "num_target_layers"), ("", _SECTION)),
+    "Nemotron": dict.fromkeys(WRITTEN, ("", _SECTION)),
+    "speculators": dict.fromkeys(WRITTEN, (_INNER,))
+    | dict.fromkeys(("block_size", "mask_token_id"), ("",))
+    | dict.fromkeys(("final_logit_softcapping", "num_target_layers"), ("", _INNER)),
+}
+"""By packaging the places of these keys, the one that comes first ahead; on top where nothing is said."""
 
 _ROPE = {
     "rope_parameters",
     "rope_theta",
     "rope_scaling",
+    "rope_type",
+    "type",
     "layer_types",
+    "full_attention",
+    "sliding_attention",
     "model_type",
     "max_position_embeddings",
+    "use_sliding_window",
 }
+_SCALING = {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor"}
+_SCALING |= {"mscale", "mscale_all_dim", "partial_rotary_factor"}
 _NATIVE = {"partial_rotary_factor", "enable_qwen35_gated_q_proj", "rope_is_neox_style"}
-_MARKOV, _CONFIDENCE = {"markov_rank", "markov_head_type"}, {"enable_confidence_head", "markov_rank"}
+_MARKOV = {"markov_rank", "markov_head_type", "dspark_markov_rank"}
+_CONFIDENCE = {"enable_confidence_head", "confidence_head_alpha"} | _MARKOV
+_SLIDES = {"layer_types", "sliding_window", "use_sliding_window", "use_swa", "swa_window_size"}
+_SLOT = {"logits_start", "sample_from_anchor", "dspark_bonus_anchor", "proposal_methods", "block_size"}
 DECIDED_BY: dict[str, set[str]] = {
     "backbone": {"model_type"},
     "draft_vocab": {"draft_vocab_size", "vocab_size"},
@@ -162,10 +194,13 @@ DECIDED_BY: dict[str, set[str]] = {
     "head_dim": {"head_dim", "global_head_dim", "model_type"},
     "rope_theta": _ROPE,
     "rope_kind": _ROPE | _NATIVE,
-    "rope_options": _ROPE | _NATIVE,
-    "first_slot": {"logits_start", "sample_from_anchor"},
-    "layer_causal": {"layer_types", "is_causal"},
-    "layer_windows": {"layer_types", "sliding_window"},
+    "rope_options": _ROPE | _NATIVE | _SCALING,
+    "first_slot": _SLOT,
+    "sinks": {"attention_sink_bias"},
+    "selector": {"selector_rank", "selector_top_k"},
+    "convolution": {"conv_kernel_size", "conv_group_size"},
+    "layer_causal": _SLIDES | {"is_causal", "sliding_window_non_causal", "causal", "dflash_query_causal"},
+    "layer_windows": _SLIDES,
     "values_from_keys": {"attention_k_eq_v", "model_type"},
     "markov": _MARKOV,
     "markov_rank": _MARKOV,
@@ -175,30 +210,40 @@ DECIDED_BY: dict[str, set[str]] = {
     "embedding_scale": {"input_embedding_scale"},
     "output_multiplier": {"output_multiplier"},
     "tied": {"tie_word_embeddings"},
-} | {field: {key} for key, field in WRITTEN.items() if field != "softcap"}
-"""By what is read the keys on top that decide it; what is not here, no key of a packaging does."""
-
-NESTED = set(WRITTEN.values()) | {"markov", "markov_rank", "confidence", "confidence_with_markov"}
-NESTED |= {"embedding_scale", "output_multiplier"}
-"""What `dflash_config` may decide too."""
+} | {field: {key} for key, field in WRITTEN.items() if field not in ("softcap", "taps")}
+DECIDED_BY["taps"] = {"target_layer_ids", _TAPS, "tap_origin", "eagle_aux_hidden_state_layer_ids"}
+"""By what is read the keys, wherever they are, that decide it; what is not here, no key does."""
 
 
 def assert_meaning_follows(found: DrafterCheckpoint, wanted: DrafterCheckpoint, changed: set[str]) -> None:
     """What is read differs from the original's only with a key that decides it."""
     for each in fields(found.config):
         if getattr(found.config, each.name) != getattr(wanted.config, each.name):
-            nested = {"dflash_config"} if each.name in NESTED else set()
-            assert changed & (DECIDED_BY.get(each.name, set()) | nested), each.name
+            assert changed & DECIDED_BY.get(each.name, set()), each.name
     assert_well_formed(found)
 
 
 def assert_read_as_written(found: DrafterCheckpoint, config: dict[str, Any]) -> None:
-    nested = config.get("dflash_config") or {}
+    places = PLACES.get(found.packaging, {})
     for key, field in WRITTEN.items():
-        value = config.get(key)
-        if value is not None and nested.get(key) is None:
+        there = [(config.get(place) or {}) if place else config for place in places.get(key, ("",))]
+        value = next((each[key] for each in there if each.get(key) is not None), None)
+        if value is not None:
             value = tuple(value) if isinstance(value, list) else value
             assert getattr(found.config, field) == value, key
+    if found.packaging == "speculators":
+        origin = 1 if config.get("tap_origin") is None else config["tap_origin"]
+        assert [tap + origin for tap in found.config.taps] == config[_TAPS]
+
+
+def changed_keys(old: Any, new: Any) -> set[str]:
+    """The keys, at any depth, whose values differ; all of a section that is there only once."""
+    if not isinstance(old, dict) and not isinstance(new, dict):
+        return set()
+    left, right = (each if isinstance(each, dict) else {} for each in (old, new))
+    keys = {key for key in {*left, *right} if left.get(key) != right.get(key)}
+    within = {key for key in keys if isinstance(left.get(key), dict) and isinstance(right.get(key), dict)}
+    return (keys - within).union(*(changed_keys(left.get(key), right.get(key)) for key in keys))
 
 
 def assert_well_formed(found: DrafterCheckpoint) -> None:
@@ -231,7 +276,7 @@ def test_configs(name: str, originals: dict[str, Path], tmp_path: Path) -> None:
         found = read(tmp_path)
         if found is None:
             return
-        changed = {key for key in {*config, *new} if config.get(key) != new.get(key)}
+        changed = changed_keys(config, new)
         assert_well_formed(found)
         assert_read_as_written(found, new)
         if found.packaging == wanted.packaging:
@@ -300,7 +345,7 @@ def damaged(data: st.DataObject, content: bytes) -> bytes:
 
 def test_gguf_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path / "cache"))
-    file = save_prism_gguf(PACKAGINGS["prism"](tmp_path), tmp_path / "head.gguf")
+    file = save_prism_gguf(PACKAGINGS["PrismML"](tmp_path), tmp_path / "head.gguf")
     content, wanted = file.read_bytes(), read_drafter(file)
 
     @settings(seeded, max_examples=150)

@@ -23,6 +23,7 @@ NESTED = (
     "markov_head_type",
     "enable_confidence_head",
     "confidence_head_with_markov",
+    variants.INTERLEAVED,
 )
 """Keys of DeepSpec that may be in `dflash_config`; what is on top comes first."""
 
@@ -39,6 +40,6 @@ def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...
     flat.pop("architectures", None)
     fields = Fields(flat, config.file)
     translated = deepspec.translate(fields, weights)
-    if not config.flag(variants.INTERLEAVED, True):
+    if not fields.flag(variants.INTERLEAVED, True):
         translated = replace(translated, rope_kind="interleaved")
     return deepspec.checked(PACKAGING, fields, translated, weights, files)

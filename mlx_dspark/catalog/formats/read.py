@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mlx_dspark.catalog.formats import (
+    agreement,
     deepspec,
     dflash2,
     lfm2,
@@ -44,6 +45,7 @@ ORDINARY = {
     "dspark_fixup_head_type": False,
     "rope_is_neox_style": True,
     "causal": False,
+    "use_swa": False,
 }
 """Keys of heads for hybrid targets, on top or in `dflash_config`, with the value that changes nothing. Any
 other value is math that is not built here, and ignoring it would draft noise."""
@@ -81,7 +83,9 @@ def _read_folder(folder: Path, values: bool) -> DrafterCheckpoint:
     if stored is not None:
         weights, packed = packing.unpacked(weights, stored, folder)
     _refuse_markov_hybrid(config, weights)
-    return replace(_adapter(config).read(config, weights, files), packed=packed)
+    found = _adapter(config).read(config, weights, files)
+    agreement.check(config, found.packaging, found.config)
+    return replace(found, packed=packed)
 
 
 def _refuse_language_model(config: Fields) -> None:
@@ -142,6 +146,8 @@ def _refuse_other_packagings(config: Fields) -> None:
     _refuse_unknown_math(config)
     if not markers.elsewhere(config):
         _refuse_by_name(config)
+    elif config.text("model_type", "") == variants.NATIVE:
+        _refuse(where, *refusals.NATIVE, field="model_type")
 
 
 def _refuse_unknown_math(config: Fields) -> None:
@@ -180,6 +186,9 @@ def _refuse_markov_hybrid(config: Fields, weights: Iterable[str]) -> None:
 
 
 def _adapter(config: Fields):
+    heads = sorted({name for name in config.texts("architectures") if "DSpark" in name or "DFlash" in name})
+    if len(heads) > 1:
+        _refuse(config.file, f"of several heads at once ({', '.join(heads)})", field="architectures")
     claimants = [adapter for adapter in ADAPTERS if adapter.claims(config)]
     if len(claimants) > 1:
         names = " and ".join(adapter.PACKAGING for adapter in claimants)

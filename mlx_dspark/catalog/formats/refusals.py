@@ -51,6 +51,10 @@ PREFIXES = {"midlayer.": EAGLE3, "medusa_head.": MEDUSA, "hydra_head.": HYDRA, "
 """By how the names of tensors begin."""
 
 EMBEDDED = Method("a full model with an embedded drafter", "the drafter is not a checkpoint of its own")
+NATIVE = Method(
+    "a head in Qwen 3.5's own style (model_type) in a packaging of plain heads",
+    "whether its norms are stored as offsets is not known",
+)
 HYBRID = Method(
     "a DFlash head with a Markov head", "how its first slot and its Markov head go together is not known"
 )

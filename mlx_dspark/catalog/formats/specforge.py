@@ -45,6 +45,10 @@ def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...
     translated = replace(
         translated, rope_theta=rotary.theta, rope_kind=rotary.kind, rope_options=rotary.options
     )
+    if translated.markov == "none" and zlab.ARCHITECTURE in config.texts("architectures"):
+        config.bad(
+            "projector_type", f"is dspark, and the head is a {zlab.ARCHITECTURE} without a Markov head"
+        )
     _check_attention_mode(flat, translated.heads, translated.kv_heads)
     return deepspec.checked(PACKAGING, flat, translated, weights, files)
 
