@@ -26,6 +26,7 @@ from mlx_dspark.catalog.gguf.weights import Requantized, float_type
 from mlx_dspark.catalog.integrity import content_fingerprint, content_hash
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
+from mlx_dspark.compat.mlx_lm_models import LAYER_KEYS, MOST_LAYERS
 from mlx_dspark.compat.tokenizer_length import without_length_warning
 from mlx_dspark.compat.tokenizers_errors import tokenizer_errors
 from mlx_dspark.foundation.errors import BadCheckpoint
@@ -34,7 +35,7 @@ from mlx_dspark.foundation.numbers import brief, is_whole
 Accept = Callable[[nn.Module, dict[str, Any]], None]
 UNBOUNDED_CONTEXT = 1 << 20
 _EVAL_STEPS = 16
-_WHOLES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers", "vocab_size")
+_WHOLES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "vocab_size")
 
 
 def fingerprint_of(ref: ModelRef) -> str:
@@ -146,7 +147,7 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
     trust = ref.trust_remote_code
     stored = check_folder(ref.path, trust_remote_code=trust)
     declared = _declared_eos(ref.path, stored)
-    _check_numbers(ref.path, stored)
+    check_numbers(ref.path, stored)
     with _blaming(f"The model in {ref.path}"):
         model, config = load_model(ref.path, lazy=True, trust_remote_code=trust)
     with _blaming(f"The tokenizer of {ref.path}"), tokenizer_errors():
@@ -186,7 +187,7 @@ def _declared_eos(path: Path, config: dict[str, Any]) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _check_numbers(path: Path, config: dict[str, Any]) -> None:
+def check_numbers(path: Path, config: dict[str, Any]) -> None:
     """Raises BadCheckpoint naming the key of config.json whose number no model can be built with.
 
     A list is left to the model's own class: some give one number for each layer.
@@ -198,6 +199,9 @@ def _check_numbers(path: Path, config: dict[str, Any]) -> None:
         for name in _WHOLES:
             if name in fields and not isinstance(section[name], list):
                 fields.whole(name)
+        for name in LAYER_KEYS:
+            if name in fields and not isinstance(section[name], list):
+                fields.whole(name, high=MOST_LAYERS)
         if "rope_theta" in fields and not isinstance(section["rope_theta"], list):
             fields.number("rope_theta", 1.0)
 

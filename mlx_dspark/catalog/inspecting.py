@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mlx_dspark.catalog.checkpoint import check_numbers
 from mlx_dspark.catalog.folder import read_config, weight_files
 from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
@@ -137,6 +138,7 @@ def inspect_model(found: ModelRef, pairs: Sequence[Pair], accept: Any) -> Findin
         for shard in shards:
             read_header(shard, next_step=AGAIN)
         values["bytes"] = sum(shard.stat().st_size for shard in shards)
+        check_numbers(found.path, config)
         accept(config)
     except DsparkError as error:
         return Finding("model", found.name, False, str(error), values)

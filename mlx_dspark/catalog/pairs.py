@@ -83,7 +83,7 @@ def load_registry(user: Path | None = None) -> Registry:
     pairs = {pair.id: pair for pair in read_pairs(PACKAGED)}
     faults: list[DsparkError] = []
     try:
-        rows = _rows(path) if path.is_file() else []
+        rows = _rows(path) if os.path.lexists(path) else []
     except DsparkError as error:
         return Registry(tuple(pairs.values()), (error,))
     own: set[str] = set()

@@ -19,6 +19,7 @@ from huggingface_hub import constants
 
 from mlx_dspark.catalog.folder import packed_models
 from mlx_dspark.catalog.hub import cached_repositories, cached_repository
+from mlx_dspark.foundation.errors import ModelNotFound
 from mlx_dspark.foundation.paths import model_dirs, user_home
 
 Kind = Literal["hub cache", "LM Studio", "MLX_DSPARK_MODEL_DIRS"]
@@ -51,6 +52,11 @@ class Found:
         return sum(_size(file) for file in self.files)
 
 
+def not_folders() -> list[Path]:
+    """What MLX_DSPARK_MODEL_DIRS names that is no folder."""
+    return [folder for folder in model_dirs() if not _is_folder(folder)]
+
+
 def places() -> list[Place]:
     """The folders that exist, MLX_DSPARK_MODEL_DIRS first; each is named once."""
     found = [Place("MLX_DSPARK_MODEL_DIRS", folder) for folder in model_dirs()]
@@ -81,21 +87,35 @@ def lm_studio_folders() -> list[Path]:
 def find_placed(name: str) -> Path | None:
     """The folder of a model named `publisher/repository` or `repository` in one of the places, or None.
 
-    A bare name must be in a place only once.
+    Raises ModelNotFound for a bare name that several models have.
     """
     steps = name.split("/")
     if len(steps) > 2 or not all(steps) or {".", ".."} & set(steps) or "\\" in name or "\0" in name:
         return None
+    if len(steps) == 1:
+        return _called(name)
     for place in places():
-        if len(steps) == 2:
-            beside = place.folder / steps[1] if place.kind == "MLX_DSPARK_MODEL_DIRS" else None
-            exact = place.folder / name
-            found = [each for each in (exact, beside) if each is not None and holds_model(each)]
-        else:
-            found = [path for path in _candidates(place.folder) if path.name == name and holds_model(path)]
-        if len(found) == 1 or (found and len(steps) == 2):
-            return found[0]
+        beside = place.folder / steps[1] if place.kind == "MLX_DSPARK_MODEL_DIRS" else None
+        for each in (place.folder / name, beside):
+            if each is not None and holds_model(each):
+                return each
     return None
+
+
+def _called(name: str) -> Path | None:
+    found = {
+        os.path.realpath(path): path
+        for place in places()
+        for path in _candidates(place.folder)
+        if path.name == name and holds_model(path)
+    }
+    if len(found) > 1:
+        raise ModelNotFound(
+            f"Several models are called {name!r}: {' and '.join(map(str, found.values()))}.",
+            "Name one by its folder.",
+            field="model",
+        )
+    return next(iter(found.values()), None)
 
 
 def holds_model(folder: Path) -> bool:

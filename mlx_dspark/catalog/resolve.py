@@ -242,7 +242,8 @@ def _near(name: str, short_names: Collection[str] | None = None) -> str:
     if "://" not in name and os.access(path.parent, os.R_OK | os.X_OK) and path.parent.is_dir():
         beside = [entry.name for entry in path.parent.iterdir() if _may_be_model(entry)]
         near += [str(path.parent / match) for match in get_close_matches(path.name, beside, n=3, cutoff=0.7)]
-    return f"Did you mean {' or '.join(dict.fromkeys(near))}?" if near else ""
+    near = [other for other in dict.fromkeys(near) if other not in (name, str(path))]
+    return f"Did you mean {' or '.join(near)}?" if near else ""
 
 
 def _may_be_model(path: Path) -> bool:

@@ -30,12 +30,14 @@ def models(
 ) -> int:
     """List the models that drafters are known for, or those on this machine."""
     from mlx_dspark.catalog.memory import memory_here
-    from mlx_dspark.catalog.places import places
+    from mlx_dspark.catalog.places import not_folders, places
     from mlx_dspark.session.shelf import known, on_this_machine
 
     refuse_ranks("models")
     have, cache_dir = memory_here(), default_cache_dir()
     found = list(on_this_machine(cache_dir, have) if local else known(_registry(), cache_dir, have))
+    for folder in not_folders():
+        note(f"MLX_DSPARK_MODEL_DIRS names {folder}, which is no folder.")
     if json:
         print(json_.dumps([each.as_dict() for each in found], indent=2))
         return 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
-from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
 from mlx_dspark.foundation.knobs import Knob
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
@@ -168,7 +168,8 @@ def note(text: str) -> None:
 def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
     """An error as one sentence and a next step; a setting is called by its flag."""
     sentence, knob = error.sentence, _flags().get(error.field or "")
-    if knob is not None and sentence.startswith(f"{knob.name} "):
+    of_a_file = isinstance(error, BadCheckpoint)
+    if knob is not None and not of_a_file and sentence.startswith(f"{knob.name} "):
         sentence = knob.flag + sentence.removeprefix(knob.name)
     note(f"{who}: {sentence} {error.next_step}".rstrip())
 

@@ -15,6 +15,11 @@ from mlx_lm.utils import _get_classes
 _FOREIGN = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
+LAYER_KEYS = ("num_hidden_layers", "n_layers", "n_layer", "num_layers")
+MOST_LAYERS = 1024
+"""A model is built layer by layer before a weight is looked at: a number beyond all models never ends."""
+
+
 def knows_model_type(config: dict[str, Any]) -> bool:
     """Whether mlx-lm has a model class for `config["model_type"]`; its helper modules are none."""
     try:
@@ -26,10 +31,16 @@ def knows_model_type(config: dict[str, Any]) -> bool:
 
 def empty_model(config: dict[str, Any]) -> nn.Module | None:
     """The model of a config without its weights, which take no memory; None where it cannot be built so."""
-    if "model_file" in config:
+    if "model_file" in config or _is_endless(config):
         return None
     try:
         model_class, arguments = _get_classes(config)
         return model_class(arguments.from_dict(config))
     except _FOREIGN:
         return None
+
+
+def _is_endless(config: dict[str, Any]) -> bool:
+    sections = (config, config.get("text_config"))
+    counts = [section.get(key) for section in sections if isinstance(section, dict) for key in LAYER_KEYS]
+    return any(isinstance(count, int | float) and count > MOST_LAYERS for count in counts)

@@ -143,12 +143,15 @@ def stored_bytes(found: ModelRef) -> int:
 
 def config_of(found: ModelRef) -> dict[str, Any]:
     """The config of a model on this machine. Raises BadCheckpoint or UnsupportedModel."""
+    from mlx_dspark.catalog.checkpoint import check_numbers
     from mlx_dspark.catalog.folder import read_config
     from mlx_dspark.catalog.gguf.file import open_gguf
     from mlx_dspark.catalog.gguf.layouts import gguf_config
 
     if found.packaging == "folder":
-        return read_config(found.path)
+        config = read_config(found.path)
+        check_numbers(found.path, config)
+        return config
     return gguf_config(open_gguf(found.path))
 
 

@@ -17,10 +17,12 @@ from mlx.utils import tree_flatten
 
 from mlx_dspark.catalog.checkpoint import UNBOUNDED_CONTEXT, Checkpoint, load_checkpoint
 from mlx_dspark.catalog.formats import read_drafter
+from mlx_dspark.catalog.inspecting import inspect_model
 from mlx_dspark.catalog.integrity import content_hash, sha256_of
 from mlx_dspark.catalog.progress import LoadProgress
 from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
 from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, RemoteCodeRefused, UnsupportedModel
+from mlx_dspark.targets.footprint import state_bytes
 from tests.tiny import save_tiny
 from tests.tiny_gguf import save_tiny_gguf
 
@@ -296,3 +298,18 @@ def test_trusted_code_runs(tmp_path: Path) -> None:
     trusted = load(folder, trust_remote_code=True)
     plain = load(save_tiny(tmp_path / "plain"))
     assert np.array_equal(np.array(trusted.model(PROMPT)), np.array(plain.model(PROMPT)))
+
+
+@pytest.mark.parametrize("layers", [1025, 10**9])
+@pytest.mark.parametrize("key", ["num_hidden_layers", "n_layers"])
+def test_a_number_of_layers_beyond_all_models_is_refused_before_anything_is_built(
+    tmp_path: Path, key: str, layers: int
+) -> None:
+    folder = save_tiny(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text()) | {key: layers}
+    (folder / "config.json").write_text(json.dumps(config))
+    ref = resolve_model(str(folder), cache_dir=tmp_path)
+    with pytest.raises(BadCheckpoint, match=f"{key} .* outside 1 to 1024"):
+        load_checkpoint(ref)
+    assert not inspect_model(ref, (), lambda _: None).live
+    assert state_bytes(config, dtype=mx.float16) is None

@@ -296,3 +296,21 @@ def test_settings_that_make_no_sense_are_passed_over(
     shutil.copytree(folder, home / "models" / "a" / "b")
     (home / "settings.json").write_text(damage)
     assert resolve_model("a/b", cache_dir=tmp_path).path == home / "models" / "a" / "b"
+
+
+def test_a_bare_name_of_several_models_is_refused_and_every_place_that_is_none_is_told(
+    tmp_path: Path,
+    hub: Hub,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, second = (placed(tmp_path, where, monkeypatch) for where in ("lmstudio", "variable"))
+    for home in (first / "a" / "model", second / "model"):
+        shutil.copytree(folder, home)
+    with pytest.raises(ModelNotFound) as error:
+        resolve_model("model", cache_dir=tmp_path)
+    assert str(first / "a" / "model") in str(error.value)
+    assert str(second / "model") in str(error.value)
+    assert run(["models", "--local", "--json"]) == 0
+    assert f"{tmp_path / 'absent'}, which is no folder" in capsys.readouterr().err

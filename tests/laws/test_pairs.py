@@ -249,6 +249,15 @@ def test_a_broken_user_file_does_not_stop_a_model(tmp_path: Path, config_home: P
     assert load_parts(LoadSettings(model=model, mode="lookup")).pairing == ""
 
 
+@pytest.mark.parametrize("kind", ["a folder", "a loop"])
+def test_a_user_file_that_is_none_is_told(config_home: Path, kind: str) -> None:
+    file = write(config_home, "")
+    file.unlink()
+    file.mkdir() if kind == "a folder" else file.symlink_to(file.name)
+    (fault,) = load_registry().faults
+    assert str(file) in str(fault)
+
+
 def test_a_short_name_stands_for_its_target(config_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(config_home, GOOD)
     with pytest.raises(mlx_dspark.DsparkError, match="me/model"):
