@@ -5,7 +5,7 @@ Targets and drafters are siblings; they meet only in the values of this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -187,8 +187,9 @@ class Drafter(Protocol):
         """Mutates `rows` only."""
         ...
 
-    def blind(self, rows: Any, anchors: Sequence[int]) -> bool:
-        """Whether no row could draft in the round after next, whatever token follows its anchor.
+    def blind(self, rows: Any, anchors: Sequence[int], asked: Collection[str]) -> bool:
+        """Whether none of the sources that `asked` names could draft for a row in the round after next,
+        whatever token follows its anchor.
 
         The loop may then launch that round before the next one lands. False is always right.
         """

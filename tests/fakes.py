@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -94,7 +94,7 @@ class ScriptedDrafter:
             if seen.features is not None and tokens:
                 rows.features[r].append(seen.features[r, : len(tokens)])
 
-    def blind(self, rows: ScriptedRows, anchors: Sequence[int]) -> bool:
+    def blind(self, rows: ScriptedRows, anchors: Sequence[int], asked: Collection[str]) -> bool:
         return False
 
     def propose(self, rows: ScriptedRows, ask: Ask) -> Proposal:

@@ -26,8 +26,22 @@ def check_folder(path: Path, *, trust_remote_code: bool = False) -> dict[str, An
         return _checked(path, trust_remote_code)
 
 
+def is_drafter_config(config: dict[str, Any]) -> bool:
+    """Whether a config.json names taps, masks or a drafting method, as a drafter's does and no model's."""
+    names = config.get("architectures")
+    named = " ".join(map(str, names)) if isinstance(names, list) else ""
+    marks = ("dflash_config", "speculators_config", "speculators_model_type", "target_layer_ids")
+    return any(key in config for key in marks) or any(mark in named for mark in ("DSpark", "DFlash", "Eagle"))
+
+
 def _checked(path: Path, trust_remote_code: bool) -> dict[str, Any]:
     config = read_config(path)
+    if is_drafter_config(config):
+        raise UnsupportedModel(
+            f"{path} is a drafter and no model.",
+            "Name it with --drafter, and with --model the model that it was made for.",
+            field="model",
+        )
     if not trust_remote_code:
         refuse_remote_code(path, config)
     if "model_file" not in config and not knows_model_type(config):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_dspark.catalog.checkpoint import check_numbers
-from mlx_dspark.catalog.folder import read_config, weight_files
+from mlx_dspark.catalog.folder import is_drafter_config, read_config, weight_files
 from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.read import is_of_another_method
@@ -48,10 +48,7 @@ def is_drafter(found: ModelRef) -> bool:
         except DsparkError:
             return False
     config = read_config_or_nothing(found.path)
-    names = config.get("architectures")
-    named = " ".join(map(str, names)) if isinstance(names, list) else ""
-    marks = ("dflash_config", "speculators_config", "speculators_model_type", "target_layer_ids")
-    if any(key in config for key in marks) or any(mark in named for mark in ("DSpark", "DFlash", "Eagle")):
+    if is_drafter_config(config):
         return True
     return bool(config) and is_of_another_method(found.path)
 

@@ -17,7 +17,7 @@ UNKNOWN = "unknown"
 
 
 def inspect(settings: InspectSettings) -> int:
-    """Tell what a drafter or a model is, which pair it belongs to, and why it would not run."""
+    """Tell what a drafter or a model is, and its pair; exit code 2, with the reason, if it would not run."""
     from mlx_dspark.catalog.inspecting import inspect_drafter, inspect_model, is_drafter
     from mlx_dspark.catalog.pairs import load_registry
     from mlx_dspark.targets.load import refuse_config
@@ -35,14 +35,15 @@ def inspect(settings: InspectSettings) -> int:
         finding = inspect_drafter(found, known.pairs)
     else:
         finding = inspect_model(found, known.pairs, partial(refuse_config, kv_bits=None, ranks=1))
+    code = 0 if finding.live else 2
     if settings.json:
         print(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
-        return 0
+        return code
     state = "would run" if finding.live else f"refused: {finding.refused}"
     print(f"{finding.name} is a {finding.kind}; {state}")
     for name, value in finding.facts.items():
         print(f"{name.replace('_', ' '):18} {_told(value)}")
-    return 0
+    return code
 
 
 def _found(name: str, progress: Progress) -> Any:

@@ -6,7 +6,7 @@ DSpark and DFlash share everything here and differ in how hidden slots become dr
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -145,7 +145,7 @@ class BlockDrafter(ABC):
             self.model.absorb(grown)
             mx.async_eval([array for row in grown for array in row.arrays()])
 
-    def blind(self, rows: ContextRows, anchors: Sequence[int]) -> bool:
+    def blind(self, rows: ContextRows, anchors: Sequence[int], asked: Collection[str]) -> bool:
         """Never: it can draft after any token."""
         return False
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -68,8 +68,14 @@ class FirstHit:
         for part, own in zip(self.parts, rows.parts, strict=True):
             part.observe(own, seen)
 
-    def blind(self, rows: FirstHitRows, anchors: Sequence[int]) -> bool:
-        return all(part.blind(own, anchors) for part, own in zip(self.parts, rows.parts, strict=True))
+    def blind(self, rows: FirstHitRows, anchors: Sequence[int], asked: Collection[str]) -> bool:
+        """Of the parts only those that are asked."""
+        parts = zip(self.parts, rows.parts, strict=True)
+        return all(
+            part.blind(own, anchors, asked)
+            for part, own in parts
+            if any(source.name in asked for source in part.sources)
+        )
 
     def propose(self, rows: FirstHitRows, ask: Ask) -> Proposal:
         n = len(ask.anchors)

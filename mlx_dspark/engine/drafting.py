@@ -6,7 +6,7 @@ once, by a Trouble.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -52,13 +52,13 @@ class Drafting:
         except Exception as error:  # noqa: BLE001
             self._stop(rows, self._unable_to_observe(self._held, depth, seen, error))
 
-    def blind(self, rows: Sequence[Row]) -> bool:
+    def blind(self, rows: Sequence[Row], asked: Collection[str]) -> bool:
         """`Drafter.blind` of the rows and their anchors."""
         places = _drafting(rows)
         if self._held is None or not places:
             return True
         try:
-            return self._drafter.blind(self._held, [rows[place].tokens[-1] for place in places])
+            return self._drafter.blind(self._held, [rows[place].tokens[-1] for place in places], asked)
         except Exception as error:  # noqa: BLE001
             self._stop_all(rows, error)
             return True

@@ -188,9 +188,9 @@ class VerifyLoop:
             return True
         if any(row.caps.measuring(len(batch.rows)) for row in batch.rows):
             return False
-        if not any(any(row.caps.caps(len(batch.rows)).values()) for row in batch.rows):
-            return True
-        return batch.drafting.blind(batch.rows)
+        caps = [row.caps.caps(len(batch.rows)) for row in batch.rows]
+        asked = {name for each in caps for name, cap in each.items() if cap}
+        return not asked or batch.drafting.blind(batch.rows, asked)
 
     def _certain(self, batch: Batch) -> tuple[list[list[int]], list[bool]]:
         """Per row: the committed tokens to feed next, and whether the anchor is the last of them."""

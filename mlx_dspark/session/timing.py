@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -54,7 +54,7 @@ class _Given:
     def observe(self, rows: Any, seen: Observation) -> None:
         del rows, seen
 
-    def blind(self, rows: Any, anchors: Sequence[int]) -> bool:
+    def blind(self, rows: Any, anchors: Sequence[int], asked: Collection[str]) -> bool:
         del rows, anchors
         return False
 

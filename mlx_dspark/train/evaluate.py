@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,8 +169,8 @@ class ConfidenceWatch:
     def new_rows(self, n: int = 1) -> ContextRows:
         return self._drafter.new_rows(n)
 
-    def blind(self, rows: ContextRows, anchors: Sequence[int]) -> bool:
-        return self._drafter.blind(rows, anchors)
+    def blind(self, rows: ContextRows, anchors: Sequence[int], asked: Collection[str]) -> bool:
+        return self._drafter.blind(rows, anchors, asked)
 
     def propose(self, rows: ContextRows, ask: Ask) -> Proposal:
         proposal = self._drafter.propose(rows, ask)

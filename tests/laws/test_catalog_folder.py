@@ -24,6 +24,7 @@ from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
 from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, RemoteCodeRefused, UnsupportedModel
 from mlx_dspark.targets.footprint import state_bytes
 from tests.tiny import save_tiny
+from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
 from tests.tiny_gguf import save_tiny_gguf
 
 PROMPT = mx.array([[5, 9, 120, 300, 7, 7, 44]])
@@ -313,3 +314,9 @@ def test_a_number_of_layers_beyond_all_models_is_refused_before_anything_is_buil
         load_checkpoint(ref)
     assert not inspect_model(ref, (), lambda _: None).live
     assert state_bytes(config, dtype=mx.float16) is None
+
+
+@pytest.mark.parametrize("save", [save_tiny_dspark, save_tiny_dflash])
+def test_a_drafter_named_as_a_model_is_told_to_be_one(tmp_path: Path, save: Callable[..., Path]) -> None:
+    with pytest.raises(UnsupportedModel, match=r"is a drafter and no model.*--drafter"):
+        load(save(tmp_path / "head"))

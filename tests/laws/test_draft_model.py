@@ -283,10 +283,10 @@ def test_nothing_is_drafted_past_the_models_context() -> None:
     rows = (drafter := drafter_for(short, target("qwen3"))).new_rows()
     drafter.observe(rows, Observation([[5] * 10], None, [0], [0]))
     assert drafter.propose(rows, ask([5], [10], [4])).lengths == (2,)
-    assert not drafter.blind(rows, [5])
+    assert not drafter.blind(rows, [5], {drafter.name})
     drafter.observe(rows, Observation([[5, 5]], None, [0], [0]))
     assert drafter.propose(rows, ask([5], [12], [4])).lengths == (0,)
-    assert drafter.blind(rows, [5])
+    assert drafter.blind(rows, [5], {drafter.name})
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -91,7 +91,7 @@ class Faulty(ScriptedDrafter):
                 mine = [[] if other != r else tokens for other in range(len(seen.tokens))]
                 super().observe(rows, replace(seen, tokens=mine))
 
-    def blind(self, rows: ScriptedRows, anchors: Sequence[int]) -> bool:
+    def blind(self, rows: ScriptedRows, anchors: Sequence[int], asked: Collection[str]) -> bool:
         self.fault(self, "blind", rows.tokens)
         return False
 

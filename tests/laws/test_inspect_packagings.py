@@ -34,8 +34,10 @@ def homes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inspected(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    assert run(["inspect", str(path), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+    code = run(["inspect", str(path), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert code == (0 if told["live"] else 2)
+    return told
 
 
 @dataclass(frozen=True)

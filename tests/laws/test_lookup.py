@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import pytest
 
 from mlx_dspark.contracts import Ask, Observation
+from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.drafters.lookup.drafter import LongDraftGate, LookupRows
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.nn.noise import RowNoise
+from tests.fakes import ScriptedDrafter
 
 
 def ask(anchors: Sequence[int], caps: Sequence[int], positions: Sequence[int] = ()) -> Ask:
@@ -70,13 +72,27 @@ def test_blind_means_that_no_next_token_leads_to_a_draft(alphabet: int, min_n: i
         tokens = [rng.randrange(alphabet) for _ in range(rng.randrange(1, 40))]
         rows = drafter.new_rows(1)
         drafter.observe(rows, seen([tokens[:-1]]))
-        found = drafter.blind(rows, tokens[-1:])
+        found = drafter.blind(rows, tokens[-1:], {drafter.name})
         blind += found
         drafter.observe(rows, seen([tokens[-1:]]))
         could = any(drafts(drafter, rows, [token])[0] for token in range(alphabet))
         assert not (found and could)
         assert found or could or min_n == 1
     assert blind or min_n == 1 or alphabet == 2
+
+
+def test_of_several_drafters_only_those_that_are_asked_count_as_seeing() -> None:
+    """A parked drafter that can always draft does not keep rounds from running ahead."""
+    lookup, other = LookupDrafter(), ScriptedDrafter(lambda _, count: [0] * count, 1.0, vocab=300)
+    both = FirstHit([lookup, other])
+    names = [source.name for source in lookup.sources]
+    for text, blind in (([5, 6, 7, 8, 9, 10], True), ([5, 6, 7, 8] * 3, False)):
+        rows = both.new_rows(1)
+        both.observe(rows, seen([text[:-1]]))
+        assert both.blind(rows, text[-1:], names) == blind
+        assert both.blind(rows, text[-1:], names[:1]) == blind
+        assert not both.blind(rows, text[-1:], [*names, other.name])
+        assert not both.blind(rows, text[-1:], [other.name])
 
 
 def test_a_cap_is_the_most_and_zero_is_none() -> None:

@@ -5,7 +5,7 @@ Speculative decoding as it was first described (Leviathan et al. 2023; Chen et a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import mlx.core as mx
 
@@ -77,7 +77,7 @@ class DraftModelDrafter:
         """Reads nothing before READ_AT tokens wait, or the row drafts."""
         rows.see(seen.tokens)
 
-    def blind(self, rows: DraftModelRows, anchors: Sequence[int]) -> bool:
+    def blind(self, rows: DraftModelRows, anchors: Sequence[int], asked: Collection[str]) -> bool:
         """Whether every row is past the model's context; else it can draft after any token."""
         return all(depth + 1 >= self.model.spec.context for depth in rows.depth)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -121,7 +121,7 @@ class LookupDrafter:
                 row.gate.observe(drafted > self._base, drafted, accepted)
             row.asked = 0
 
-    def blind(self, rows: LookupRows, anchors: Sequence[int]) -> bool:
+    def blind(self, rows: LookupRows, anchors: Sequence[int], asked: Collection[str]) -> bool:
         return not any(
             row.index.may_match_after(anchor) for row, anchor in zip(rows.rows, anchors, strict=True)
         )
