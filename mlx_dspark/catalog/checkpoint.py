@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
-from mlx_dspark.catalog.folder import check_folder, read_json, weight_files
+from mlx_dspark.catalog.folder import check_folder, read_config, read_json, weight_files
 from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.catalog.gguf.file import open_gguf
 from mlx_dspark.catalog.gguf.layouts import gguf_config
@@ -42,6 +42,7 @@ def fingerprint_of(ref: ModelRef) -> str:
     """The `fingerprint` of a model's checkpoint, without loading it. Raises BadCheckpoint."""
     if ref.packaging == "gguf":
         return content_fingerprint(open_gguf(ref.path).shards)
+    read_config(ref.path)
     return content_fingerprint((ref.path / "config.json", *weight_files(ref.path)))
 
 
