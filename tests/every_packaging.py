@@ -12,20 +12,12 @@ from typing import Any, NamedTuple
 
 from tests.tiny_dflash2 import save_tiny_dflash2
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
-from tests.tiny_packagings import as_nemotron, as_specforge, as_speculators, config_of, save, weights_of
+from tests.tiny_packagings import YARN, as_nemotron, as_specforge, as_speculators, config_of, save, weights_of
 from tests.tiny_variants import save_lfm2, save_nvfp4, save_prism, save_prism_gguf, save_qwen35
 
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 9}
 BORROWED = {"own_embedding": False, "own_head": False}
 NVIDIA = SLIDING | {"logits_start": 1, "own_head": False, "confidence": False}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32,
-    "beta_slow": 1,
-}
 
 
 class Packaging(NamedTuple):

@@ -43,6 +43,15 @@ HEAD_KEYS = (
     "final_logit_softcapping",
 )
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+
 
 def config_of(folder: Path) -> dict[str, Any]:
     """The config.json of `folder`, without nulls."""

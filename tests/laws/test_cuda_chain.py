@@ -132,7 +132,7 @@ def test_a_chain_that_drafts_badly_is_found_out(
     assert chain is not None
 
     def call(self: GreedyChain, base: mx.array, anchors: mx.array) -> mx.array:
-        drafts = reference(modules, base, anchors.tolist(), self.ids)  # type: ignore[arg-type]
+        drafts = reference(modules, base, [int(each) for each in np.array(anchors)], self.ids)
         return mx.array(drafts if right else np.full_like(drafts, np.array(self.ids)[3]))
 
     monkeypatch.setattr(GreedyChain, "__call__", call)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +26,15 @@ from mlx_dspark.drafters.load import load_drafter
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, UnsupportedModel, UsageError
-from mlx_dspark.foundation.events import Committed
-from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
+from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.kernels.dispatch import CHOICES, STOCK
 from mlx_dspark.nn.context import ContextRows
 from mlx_dspark.nn.noise import RowNoise
 from mlx_dspark.state.rows import RowStates
 from tests import fakes
 from tests.golden import TableTarget
+from tests.laws.test_formats import refusal, rewrite, weights_of
+from tests.many_texts import draw_texts
 from tests.reference_dflash2 import SecondReference, reference_dflash2
 from tests.reference_sampler import fit_p_value, reference_text
 from tests.tiny import save_tiny
@@ -217,29 +217,9 @@ def test_convolutions_and_selector_are_never_quantized(bits: int, tmp_path: Path
 # --------------------------------------------------------------------------------------------------- files
 
 
-def refusal(kind: type[LoadError], folder: Path) -> str:
-    with pytest.raises(kind) as caught:
-        read_drafter(folder)
-    assert caught.value.next_step
-    return caught.value.sentence
-
-
-def stored(folder: Path) -> dict[str, mx.array]:
-    weights = mx.load(str(folder / "model.safetensors"))
-    assert isinstance(weights, dict)
-    mx.eval(weights)
-    return weights
-
-
-def with_weights(folder: Path, weights: dict[str, mx.array]) -> Path:
-    (folder / "model.safetensors").unlink()
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
-    return folder
-
-
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     folder = save_tiny_dflash2(tmp_path, **KINDS["scaled"])
-    checkpoint, written = read_drafter(folder), stored(folder)
+    checkpoint, written = read_drafter(folder), weights_of(folder)
     config = checkpoint.config
     assert (checkpoint.packaging, config.family) == ("DFlash 2", "dflash2")
     assert (config.block_size, config.first_slot, config.max_draft) == (6, 1, 5)
@@ -296,15 +276,15 @@ def test_a_wrong_value_is_named(key: str, value: Any, tmp_path: Path) -> None:
 
 def test_a_missing_an_extra_and_a_misshaped_tensor_are_named(tmp_path: Path) -> None:
     folder = save_tiny_dflash2(tmp_path)
-    weights = stored(folder)
+    weights = weights_of(folder)
     for name, weight in weights.items():
         rest = {key: value for key, value in weights.items() if key != name}
-        assert f"lacks {name}" in refusal(BadCheckpoint, with_weights(folder, rest))
+        assert f"lacks {name}" in refusal(BadCheckpoint, rewrite(folder, rest))
         grown = mx.zeros((*weight.shape[:-1], weight.shape[-1] + 1))
-        sentence = refusal(BadCheckpoint, with_weights(folder, weights | {name: grown}))
+        sentence = refusal(BadCheckpoint, rewrite(folder, weights | {name: grown}))
         assert f"{name} of shape {list(grown.shape)} in place of {list(weight.shape)}" in sentence
     for name in ("lm_head.weight", "layers.2.mlp_conv.base_kernel", "markov_head.markov_w3.weight"):
-        sentence = refusal(LoadError, with_weights(folder, weights | {name: mx.zeros((2, 2))}))
+        sentence = refusal(LoadError, rewrite(folder, weights | {name: mx.zeros((2, 2))}))
         assert name in sentence or "Markov head" in sentence
 
 
@@ -314,9 +294,9 @@ def test_a_missing_an_extra_and_a_misshaped_tensor_are_named(tmp_path: Path) -> 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_weights_that_are_not_finite_are_named(name: str, bad: float, tmp_path: Path) -> None:
     folder = save_tiny_dflash2(tmp_path)
-    weights = stored(folder)
+    weights = weights_of(folder)
     weights[name] = mx.where(mx.arange(weights[name].size).reshape(weights[name].shape) == 3, bad, 1.0)
-    assert name in refusal(BadCheckpoint, with_weights(folder, weights))
+    assert name in refusal(BadCheckpoint, rewrite(folder, weights))
 
 
 def test_it_has_no_confidence(tmp_path: Path) -> None:
@@ -376,28 +356,12 @@ def test_committed_text_has_the_plain_samplers_distribution(
     drafter = load_drafter(save_tiny_dflash2(tmp_path, is_causal=False, **options), quantize_bits=0)
     target = TappedTable()
     drafter.bind(target)
-    counter, fixed = iter(range(ROWS)), RowNoise.of_seeds
-
-    def unseeded(seeds: Any) -> RowNoise:
-        return replace(fixed([next(counter) for _ in seeds]), seeded=(False,) * len(seeds))
-
-    if not seeded:
-        monkeypatch.setattr(RowNoise, "of_seeds", unseeded)
     engine = Engine(target, drafter, cap=FixedCaps({"dflash": drafter.max_draft}))
-    texts, accepted, drafted = [], 0, 0
-    for start in range(0, ROWS, BATCH):
-        answers: list[list[int]] = [[] for _ in range(BATCH)]
-        requests = [
-            GenerateRequest(PROMPT, LENGTH, replace(sampling, seed=start + i if seeded else None))
-            for i in range(BATCH)
-        ]
-        for index, event in engine.run(requests):
-            if isinstance(event, Committed):
-                answers[index] += event.tokens
-                accepted, drafted = accepted + event.report.accepted, drafted + event.report.drafted
-        texts += answers
-    assert 0 < accepted < drafted
-    assert fit_p_value(np.array(texts), reference_text(TABLE, PROMPT, LENGTH, sampling)) > FLOOR
+    drawn = draw_texts(
+        engine, PROMPT, LENGTH, sampling, rows=ROWS, batch=BATCH, seeded=seeded, monkeypatch=monkeypatch
+    )
+    assert 0 < drawn.accepted < drawn.drafted
+    assert fit_p_value(drawn.texts, reference_text(TABLE, PROMPT, LENGTH, sampling)) > FLOOR
 
 
 # ------------------------------------------------------------------------------------------------- sessions

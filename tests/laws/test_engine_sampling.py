@@ -7,7 +7,6 @@ p-value is too; the floor is 1e-4.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +15,9 @@ import pytest
 
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.caps import FixedCaps
-from mlx_dspark.foundation.events import Committed
-from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
-from mlx_dspark.nn.noise import RowNoise
+from mlx_dspark.foundation.request import SamplingParams
 from tests.fakes import TableDrafter, TableTarget
+from tests.many_texts import draw_texts
 from tests.reference_sampler import fit_p_value, reference_text
 
 VOCAB, LENGTH, ROWS, BATCH, FLOOR = 8, 3, 17_000, 500, 1e-4
@@ -53,28 +51,11 @@ def q_of(quality: str, setting: SamplingParams) -> np.ndarray:
 
 
 def texts_of(drafter: Any, sampling: SamplingParams, seeded: bool, monkeypatch: Any) -> np.ndarray:
-    counter = iter(range(ROWS))
-    if not seeded:
-        fixed = RowNoise.of_seeds
-
-        def unseeded(seeds: Any) -> RowNoise:
-            return replace(fixed([next(counter) for _ in seeds]), seeded=(False,) * len(seeds))
-
-        monkeypatch.setattr(RowNoise, "of_seeds", unseeded)
     caps = FixedCaps({drafter.name: drafter.max_draft}) if drafter is not None else FixedCaps({})
     engine = Engine(TableTarget(mx.array(TABLE, dtype=mx.float32)), drafter, cap=caps)
-    texts: list[list[int]] = []
-    for start in range(0, ROWS, BATCH):
-        answers: list[list[int]] = [[] for _ in range(BATCH)]
-        requests = [
-            GenerateRequest(PROMPT, LENGTH, replace(sampling, seed=start + i if seeded else None))
-            for i in range(BATCH)
-        ]
-        for index, event in engine.run(requests):
-            if isinstance(event, Committed):
-                answers[index] += event.tokens
-        texts += answers
-    return np.array(texts)
+    return draw_texts(
+        engine, PROMPT, LENGTH, sampling, rows=ROWS, batch=BATCH, seeded=seeded, monkeypatch=monkeypatch
+    ).texts
 
 
 CASES = [

@@ -13,6 +13,7 @@ import time
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
 import pytest
 
@@ -156,6 +157,10 @@ def test_what_the_hub_has_not_is_named(tmp_path: Path, hub: Hub) -> None:
         resolve_model("gguf:owner/model/x.gguf", cache_dir=tmp_path)
 
 
+def _arrived(home: Path) -> int:
+    return sum(part.stat().st_size for part in home.rglob("*.mlx_dspark.incomplete"))
+
+
 def test_ctrl_c_ends_a_pull_at_once_and_loses_nothing(tmp_path: Path, hub: Hub) -> None:
     hub.stalled[WEIGHTS] = 20_480
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "hub")}
@@ -163,11 +168,11 @@ def test_ctrl_c_ends_a_pull_at_once_and_loses_nothing(tmp_path: Path, hub: Hub) 
     small = "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 1024; "
     code = small + f"from mlx_dspark.cli.main import run; raise SystemExit(run(['pull', '{ID}']))"
     pull = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
-    for _ in range(600):
-        if sum(part.stat().st_size for part in (tmp_path / "hub").rglob("*.mlx_dspark.incomplete")) >= 20_480:
-            break
+    begun = time.monotonic()
+    while not _arrived(tmp_path / "hub"):
         assert pull.poll() is None, pull.communicate()
-        time.sleep(0.05)
+        assert time.monotonic() < begun + 60, "nothing arrived"
+        Event().wait(0.05)
     pull.send_signal(signal.SIGINT)
     _, said = pull.communicate(timeout=10)
     assert pull.returncode == 130, said

@@ -31,20 +31,12 @@ from tests.fakes import stock_greedy
 from tests.golden import TableTarget
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
 from tests.tiny_families import family_config, tiny_family
-from tests.tiny_packagings import as_nemotron, as_specforge, as_speculators, config_of, save, weights_of
+from tests.tiny_packagings import YARN, as_nemotron, as_specforge, as_speculators, config_of, save, weights_of
 
 HIDDEN, VOCAB, LAYERS, TAPS = 64, 384, 2, 2
 FULL, SLIDING = "full_attention", "sliding_attention"
 EMBED = mx.random.normal((VOCAB, HIDDEN), key=mx.random.key(201))
 HEAD = mx.random.normal((VOCAB, HIDDEN), key=mx.random.key(202)) / 8
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 1e4,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-    "beta_fast": 32,
-    "beta_slow": 1,
-}
 ALL_SLIDE: dict[str, Any] = {"layer_types": [SLIDING] * LAYERS, "sliding_window": 9}
 NO_TABLES: dict[str, Any] = {"own_embedding": False, "own_head": False}
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import mlx.core as mx
 import numpy as np
 
-from mlx_dspark.catalog.formats import markers, rope, shared, variants
+from mlx_dspark.catalog.formats import markers, rope, shared
 from mlx_dspark.catalog.formats.base import (
     NOISE_FEATURES,
     DrafterCheckpoint,
@@ -29,7 +29,7 @@ MARKOV_TYPES = ("vanilla", "gated", "rnn")
 
 def claims(config: Fields) -> bool:
     """Whether config.json is of this packaging: by architecture, or nameless with the slot keys on top."""
-    if markers.elsewhere(config) or variants.elsewhere(config):
+    if markers.elsewhere(config) or markers.for_hybrids(config):
         return False
     architectures = config.texts("architectures")
     if any(name in ARCHITECTURES for name in architectures):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_dspark.catalog.formats import deepspec, variants
+from mlx_dspark.catalog.formats import deepspec, markers
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.fields import Fields
 
@@ -23,11 +23,11 @@ NESTED = (
     "markov_head_type",
     "enable_confidence_head",
     "confidence_head_with_markov",
-    variants.INTERLEAVED,
+    markers.INTERLEAVED,
 )
 """Keys of DeepSpec that may be in `dflash_config`; what is on top comes first."""
 
-claims = variants.lfm2
+claims = markers.lfm2
 
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
@@ -40,6 +40,6 @@ def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...
     flat.pop("architectures", None)
     fields = Fields(flat, config.file)
     translated = deepspec.translate(fields, weights)
-    if not fields.flag(variants.INTERLEAVED, True):
+    if not fields.flag(markers.INTERLEAVED, True):
         translated = replace(translated, rope_kind="interleaved")
     return deepspec.checked(PACKAGING, fields, translated, weights, files)

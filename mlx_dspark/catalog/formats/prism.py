@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_dspark.catalog.formats import deepspec, variants
+from mlx_dspark.catalog.formats import deepspec, markers
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.numbers import brief, is_finite
@@ -17,7 +17,7 @@ from mlx_dspark.foundation.numbers import brief, is_finite
 PACKAGING = "PrismML"
 LOWEST, HIGHEST = "min_log_snr", "max_log_snr"
 
-claims = variants.prism
+claims = markers.prism
 
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_dspark.catalog.formats import deepspec, variants
+from mlx_dspark.catalog.formats import deepspec, markers
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.fields import Fields
 
 PACKAGING = "Qwen 3.5 native"
 NORMS = ("_layernorm.weight", "_norm.weight")
 
-claims = variants.qwen35
+claims = markers.qwen35
 
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
@@ -26,10 +26,10 @@ def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...
     """
     weights = deepspec.without_prefix(weights)
     translated = deepspec.translate(config, weights)
-    gated = config.flag(variants.GATED, False)
+    gated = config.flag(markers.GATED, False)
     translated = replace(translated, gated=gated, **_rope(config, translated.head_dim))
     checkpoint = deepspec.checked(PACKAGING, config, translated, weights, files)
-    if config.text("model_type", "") != variants.NATIVE:
+    if config.text("model_type", "") != markers.NATIVE:
         return checkpoint
     return replace(checkpoint, weights={name: _whole(name, w) for name, w in checkpoint.weights.items()})
 

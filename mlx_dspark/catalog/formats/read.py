@@ -21,7 +21,6 @@ from mlx_dspark.catalog.formats import (
     refusals,
     specforge,
     speculators,
-    variants,
     zlab,
 )
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
@@ -146,16 +145,12 @@ def _refuse_other_packagings(config: Fields) -> None:
     _refuse_unknown_math(config)
     if not markers.elsewhere(config):
         _refuse_by_name(config)
-    elif config.text("model_type", "") == variants.NATIVE:
+    elif config.text("model_type", "") == markers.NATIVE:
         _refuse(where, *refusals.NATIVE, field="model_type")
 
 
 def _refuse_unknown_math(config: Fields) -> None:
-    known = {*variants.known_keys(config)}
-    if markers.nvidia(config):
-        known |= {*markers.NVIDIA_KEYS, *markers.NVIDIA_SECTION_KEYS}
-    if markers.speculators(config):
-        known.add("attention_sink_bias")
+    known = markers.known_keys(config)
     sections = ("dflash_config", speculators.BACKBONE)
     for key, ordinary in ORDINARY.items():
         for values in (config.values, *(config.section(name).values for name in sections)):
@@ -174,7 +169,7 @@ def _refuse_by_name(config: Fields) -> None:
     if (found := refusals.named(config)) is not None:
         _refuse_method(config, *found)
     for name in config.texts("architectures"):
-        if "DSpark" in name and name not in deepspec.ARCHITECTURES and not variants.lfm2(config):
+        if "DSpark" in name and name not in deepspec.ARCHITECTURES and not markers.lfm2(config):
             _refuse(config.file, f"a DSpark variant ({name})")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from mlx_dspark.catalog.formats import markers, rope, shared, variants
+from mlx_dspark.catalog.formats import markers, rope, shared
 from mlx_dspark.catalog.formats.base import (
     DrafterCheckpoint,
     DrafterConfig,
@@ -31,7 +31,7 @@ EITHER_PLACE = (
 
 def claims(config: Fields) -> bool:
     """Whether config.json is of this packaging."""
-    if markers.elsewhere(config) or variants.lfm2(config) or has_selector(config):
+    if markers.elsewhere(config) or markers.lfm2(config) or has_selector(config):
         return False
     return ARCHITECTURE in config.texts("architectures") or "dflash_config" in config
 

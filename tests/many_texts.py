@@ -1,0 +1,58 @@
+"""Many answers to one prompt, whose noise is the same in every run: what laws of distributions look at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlx_dspark.engine.engine import Engine
+from mlx_dspark.foundation.events import Committed
+from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
+from mlx_dspark.nn.noise import RowNoise
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """`texts` `[rows, length]`, and how many drafts were accepted of all."""
+
+    texts: np.ndarray
+    accepted: int
+    drafted: int
+
+
+def draw_texts(
+    engine: Engine,
+    prompt: tuple[int, ...],
+    length: int,
+    sampling: SamplingParams,
+    *,
+    rows: int,
+    batch: int,
+    seeded: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Drawn:
+    """`rows` answers, `batch` at a time. Unseeded rows take the noise of fixed seeds and stay unseeded."""
+    counter, fixed = iter(range(rows)), RowNoise.of_seeds
+
+    def unseeded(seeds: Any) -> RowNoise:
+        return replace(fixed([next(counter) for _ in seeds]), seeded=(False,) * len(seeds))
+
+    if not seeded:
+        monkeypatch.setattr(RowNoise, "of_seeds", unseeded)
+    texts: list[list[int]] = []
+    accepted = drafted = 0
+    for start in range(0, rows, batch):
+        answers: list[list[int]] = [[] for _ in range(batch)]
+        requests = [
+            GenerateRequest(prompt, length, replace(sampling, seed=start + i if seeded else None))
+            for i in range(batch)
+        ]
+        for index, event in engine.run(requests):
+            if isinstance(event, Committed):
+                answers[index] += event.tokens
+                accepted, drafted = accepted + event.report.accepted, drafted + event.report.drafted
+        texts += answers
+    return Drawn(np.array(texts), accepted, drafted)
