@@ -5,31 +5,29 @@
     python benchmarks/batching.py --model FOLDER --json out.json
 
 Every arm answers the same requests with so many rows at most; requests wait until a row is free. The arms
-take turns, and each keeps its best trial. A rate is that of all rows together, decoding only: tokens
-committed by rounds that read no prompt, over the time of these rounds. Speculation in a batch is compared
-with the better of the plain batch and the same speculation one row at a time. "differ" counts answers whose
-ids are not those of the plain arm of one row, which ties explain: a width rounds in its own way.
+take turns, and each keeps its best trial. What drafts cost is measured first, as a session does. A rate is
+that of all rows together, decoding only: tokens committed by rounds that read no prompt, over the time of
+these rounds. Speculation in a batch is compared with the better of the plain batch and the same speculation
+one row at a time. "differ" counts answers whose ids are not those of the plain arm of one row, which ties
+explain: a width rounds in its own way.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mlx_dspark.bench.cases import shipped_prompts
 from mlx_dspark.chat.template import encode_prompt
-from mlx_dspark.contracts import Drafter, Target
-from mlx_dspark.engine.caps import MaxDraft, cap_policy
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.events import Committed, RoundReport
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import LoadSettings
-from mlx_dspark.kernels.dispatch import CpuWeightsReport
-from mlx_dspark.session.pair import load_parts
+from mlx_dspark.session.calibrate import Insist, calibrated
+from mlx_dspark.session.pair import Parts, load_parts
 
 CONTENTS = {
     "chat": [
@@ -110,11 +108,7 @@ def _seconds(decoding: list[RoundReport], reading: list[RoundReport]) -> float:
 class Drafting:
     """A way to draft, as a session would be loaded with it."""
 
-    target: Target
-    tokenizer: Any
-    drafter: Drafter | None
-    max_draft: MaxDraft
-    weights: CpuWeightsReport | None
+    parts: Parts
 
     @classmethod
     def of(cls, model: str | None, drafter: str | None, mode: str) -> Drafting:
@@ -122,11 +116,12 @@ class Drafting:
         if drafter is not None and mode not in ("baseline", "lookup"):
             asked["drafter"] = drafter
         parts = load_parts(LoadSettings.of(asked))
-        return cls(parts.target, parts.tokenizer, parts.drafter, parts.max_draft, parts.weights)
+        return cls(calibrated(parts, Insist.ONCE) if parts.facts is not None else parts)
 
     def arm(self, rows: int) -> Arm:
-        cap = cap_policy(self.max_draft, self.drafter.sources if self.drafter is not None else ())
-        return Arm(Scheduler(self.target, self.drafter, cap=cap, max_rows=rows))
+        engine = replace(self.parts, max_batch=rows).session().engine
+        assert isinstance(engine, Scheduler)
+        return Arm(engine)
 
 
 def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dict[str, dict[str, float]]:
@@ -173,10 +168,13 @@ def main() -> None:
     args = parser.parse_args()
     rows = sorted({1, *args.rows})
     ways = {mode: Drafting.of(args.model, args.drafter, mode) for mode in (PLAIN, *args.modes)}
-    print(ways[PLAIN].weights)
+    print(ways[PLAIN].parts.weights)
+    for mode, way in ways.items():
+        known = way.parts.calibration
+        print(f"{mode}: costs {known.reason if known is not None else 'not measured'}")
     result = {}
     for content in args.contents:
-        prompts = [tuple(encode_prompt(ways[PLAIN].tokenizer, text)) for text in CONTENTS[content]]
+        prompts = [tuple(encode_prompt(ways[PLAIN].parts.tokenizer, text)) for text in CONTENTS[content]]
         requests = [GenerateRequest(prompts[i % len(prompts)], args.new) for i in range(args.requests)]
         arms = {(mode, n): way.arm(n) for mode, way in ways.items() for n in rows}
         for _ in range(args.trials):

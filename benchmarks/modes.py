@@ -4,11 +4,11 @@
     python benchmarks/modes.py --short              # a minute or two, for CI
     python benchmarks/modes.py --model FOLDER --drafter FOLDER --json out.json
 
-Without --drafter, the one shipped with the model drafts. Stock mlx-lm runs in a process of its own over an
-export of the model, once per prompt. On each prompt the arms take turns, as often as --trials says, and each
-keeps its best time; a ratio is one of summed times, against plain decoding at the same temperature. Rates
-count decoding only. Greedy ids are compared with plain decoding's. Arms named T=1 draw at temperature 1
-without a seed.
+Without --drafter, the one shipped with the model drafts. What drafts cost is measured first, as a session
+does, unless it is known. Stock mlx-lm runs in a process of its own over an export of the model, once per
+prompt. On each prompt the arms take turns, as often as --trials says, and each keeps its best time; a ratio
+is one of summed times, against plain decoding at the same temperature. Rates count decoding only. Greedy ids
+are compared with plain decoding's. Arms named T=1 draw at temperature 1 without a seed.
 
 Accept length is that of benchmarks/accept_length.py. "reached" is the share of verify rounds that accepted at
 least 1, 2, ... drafts; drafts that a round was not allowed count as not accepted.
@@ -38,7 +38,8 @@ from mlx_dspark.engine.caps import MaxDraft, cap_policy
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.foundation.settings import LoadSettings
-from mlx_dspark.session.pair import load_parts
+from mlx_dspark.session.calibrate import Insist, calibrated
+from mlx_dspark.session.pair import Parts, load_parts
 from mlx_dspark.session.result import Result
 
 
@@ -84,14 +85,18 @@ def stock_arm(stock: Stock) -> Arm:
     return run
 
 
-def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft = None, temperature: float = 0.0) -> Arm:
-    """An arm of ours. Its policy lives on from prompt to prompt, as it does in a session."""
+def arm_of(
+    parts: Parts, drafter: Drafter | None, max_draft: MaxDraft = None, temperature: float = 0.0
+) -> Arm:
+    """An arm of ours, with what a session knows of costs and acceptance. Its policy lives on from prompt to
+    prompt, as it does there."""
     sampling = SamplingParams(temperature=temperature)
     if drafter is not None:
-        drafter.bind(target)
-    engine = Engine(
-        target, drafter, cap=cap_policy(max_draft, drafter.sources if drafter is not None else ())
-    )
+        drafter.bind(parts.target)
+    curves = None if parts.calibration is None else parts.calibration.curves
+    sources = drafter.sources if drafter is not None else ()
+    cap = cap_policy(max_draft, sources, curves=curves, acceptance=parts.acceptance)
+    engine = Engine(parts.target, drafter, cap=cap)
 
     def run(ids: list[int], new: int) -> Measured:
         events = list(engine.stream(GenerateRequest(tuple(ids), new, sampling)))
@@ -100,18 +105,18 @@ def arm_of(target: Any, drafter: Drafter | None, max_draft: MaxDraft = None, tem
     return run
 
 
-def arms_of(args: argparse.Namespace, target: Any, drafter: Drafter | None) -> dict[str, Arm]:
-    arms = {PLAIN: arm_of(target, None)}
+def arms_of(args: argparse.Namespace, parts: Parts, drafter: Drafter | None) -> dict[str, Arm]:
+    arms = {PLAIN: arm_of(parts, None)}
     for label, max_draft in POLICIES.items():
-        arms[f"lookup, {label}"] = arm_of(target, LookupDrafter(), max_draft)
+        arms[f"lookup, {label}"] = arm_of(parts, LookupDrafter(), max_draft)
     if drafter is not None:
         for label, max_draft in POLICIES.items():
-            arms[f"{drafter.name}, {label}"] = arm_of(target, drafter, max_draft)
+            arms[f"{drafter.name}, {label}"] = arm_of(parts, drafter, max_draft)
         both = FirstHit([LookupDrafter(min_n=4, max_n=5), drafter])
-        arms[f"lookup+{drafter.name}, auto"] = arm_of(target, both, "auto")
-        arms[PLAIN + SAMPLED] = arm_of(target, None, temperature=1.0)
+        arms[f"lookup+{drafter.name}, auto"] = arm_of(parts, both, "auto")
+        arms[PLAIN + SAMPLED] = arm_of(parts, None, temperature=1.0)
         for label in ("auto", "whole block"):
-            arms[f"{drafter.name}, {label}{SAMPLED}"] = arm_of(target, drafter, POLICIES[label], 1.0)
+            arms[f"{drafter.name}, {label}{SAMPLED}"] = arm_of(parts, drafter, POLICIES[label], 1.0)
     if args.arms:
         kept = [name for name in arms if any(wanted in name for wanted in args.arms)]
         needed = {PLAIN} | {PLAIN + SAMPLED for name in kept if name.endswith(SAMPLED)}
@@ -202,9 +207,11 @@ def main() -> None:
 
     wanted = {"model": args.model, "drafter": args.drafter, "cpu_weights": args.cpu_weights}
     parts = load_parts(LoadSettings.of({k: v for k, v in wanted.items() if v is not None}))
+    parts = calibrated(parts, Insist.ONCE)
     print(f"{parts.name} on {platform.machine()}, {platform.processor() or platform.system()}")
     print(getattr(parts.target, "report", ""))
-    arms = arms_of(args, parts.target, model_drafter(parts.drafter))
+    print(f"costs: {parts.calibration.reason if parts.calibration is not None else 'not measured'}")
+    arms = arms_of(args, parts, model_drafter(parts.drafter))
     with tempfile.TemporaryDirectory() as scratch:
         stock = None
         if not args.no_stock:

@@ -16,6 +16,7 @@ import mlx.nn as nn
 
 from mlx_dspark.catalog.formats import DrafterConfig
 from mlx_dspark.contracts import Ask, Observation, Proposal, Source, Target
+from mlx_dspark.drafters.device import DeviceForward
 from mlx_dspark.drafters.draw import DraftVocab, GreedyDraw, SampledDraw, draw_of, proposal_of
 from mlx_dspark.foundation.errors import DrafterMismatch
 from mlx_dspark.kernels.attention import cpu_attention
@@ -79,6 +80,7 @@ class BlockDrafter(ABC):
         self.confident = confidence_threshold == "auto"
         self.confidence_threshold = 0.0 if confidence_threshold == "auto" else confidence_threshold
         self._target: Target | None = None
+        self._device: DeviceForward | None = None
         self.folder: Path | None = None
         """Where it was read from; None where it was made in memory."""
 
@@ -109,6 +111,13 @@ class BlockDrafter(ABC):
         """Raises DrafterMismatch naming the field that does not fit, with both values."""
         check_fit(self.config, target)
         self._target = target
+        self._device = self._device_forward() if mx.cuda.is_available() else None
+
+    def _device_forward(self) -> DeviceForward | None:
+        """The forward as one kernel, where that is right."""
+        found = DeviceForward.of(self.model)
+        right = found is not None and found.right_here(self.model, self._slots(self.max_draft))
+        return found if right else None
 
     def hold_weights(self, choice: str, cache_dir: Path) -> None:
         """Hold the model's weights the way its target holds its own on the CPU back end.
@@ -191,11 +200,17 @@ class BlockDrafter(ABC):
     def _block(self, rows: Sequence[ContextRow], anchors: Sequence[int], drafts: int) -> mx.array:
         """Hidden states of the block. It is cut short only where no slot looks at a later one: under a
         bidirectional mask every slot counts, whether it is read or not."""
+        ids = [[anchor] + [self.config.mask_token] * (self._slots(drafts) - 1) for anchor in anchors]
+        embedded = self.embed_ids(mx.array(ids, dtype=mx.int32)).astype(self.dtype)
+        if self._device is not None and self._device.takes(rows):
+            return self._device(embedded, rows[0])
         self.model.absorb(rows)
+        return self.model(embedded, rows)
+
+    def _slots(self, drafts: int) -> int:
+        """Slots of a block for so many drafts."""
         first, size = self.config.first_slot, self.config.block_size
-        slots = min(size, first + drafts) if self.model.causal else size
-        ids = [[anchor] + [self.config.mask_token] * (slots - 1) for anchor in anchors]
-        return self.model(self.embed_ids(mx.array(ids, dtype=mx.int32)).astype(self.dtype), rows)
+        return min(size, first + drafts) if self.model.causal else size
 
     def _chain(self, hidden: mx.array, anchors: Sequence[int], width: int, draw: Draw) -> Chain:
         first = self.config.first_slot

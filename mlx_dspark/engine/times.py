@@ -33,6 +33,11 @@ class _Samples:
     middle: float = 0.0
     count: int = 0
 
+    @property
+    def kept(self) -> int:
+        """How many there are, of either kind; `count` is of those that tell the price."""
+        return len(self.apart) + len(self.overlapped)
+
     def add(self, value: float, at: int, overlapped: bool) -> bool:
         """Whether that changed anything worth telling."""
         (self.overlapped if overlapped else self.apart).append(value)
@@ -171,7 +176,7 @@ class RoundTimes:
     def samples(self, rows: int, width: int) -> int:
         """How many times of such rounds are known, whoever drafted."""
         known = self._known.get(rows)
-        return sum(each[width].count for each in known.by_width.values() if width in each) if known else 0
+        return sum(each[width].kept for each in known.by_width.values() if width in each) if known else 0
 
     def drafts_timed(self, rows: int, source: str) -> int:
         """How many times of rounds are known in which this source drafted."""

@@ -31,6 +31,11 @@ class Rope:
             inverse, self.magnitude = inverse_frequencies(dims, theta, kind, options)
             self._wavelengths = mx.array([1 / f if f else math.inf for f in inverse], dtype=mx.float32)
 
+    @property
+    def plain(self) -> bool:
+        """Whether pairs (i, i + dims / 2) turn by the powers of `theta`."""
+        return not self.interleaved and self._wavelengths is None
+
     def __call__(self, x: mx.array, position: int | mx.array) -> mx.array:
         """`position` is that of slot 0: one for all rows, or `[rows]`."""
         if self.magnitude != 1.0:

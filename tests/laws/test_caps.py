@@ -67,6 +67,20 @@ CHOOSERS = pytest.mark.parametrize("choose", [False, True], ids=["derived", "aut
 
 
 @CHOOSERS
+def test_plain_rounds_are_timed_once_however_they_were_launched(choose: bool) -> None:
+    """A row that was parked for a round or two has plain rounds launched ahead, and those cannot be launched
+    while plain rounds are being timed: the next row must not wait for more of them."""
+    policy = LiveCaps([BLOCK], choose=choose)
+    machine = Machine(flat, 0.0)
+    machine.run(policy, BLOCK, 5)
+    launched, landed = machine.clock - 0.001, machine.clock + 0.01
+    policy.times.charge(RoundReport(launched, landed, 1, 1, 1, 0, 0, 0, 1, 5))
+    machine.clock = landed
+    _, caps = machine.run(policy, BLOCK, 400)
+    assert any(caps)
+
+
+@CHOOSERS
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.8, 0.95])
 @pytest.mark.parametrize("cost", [flat, steep], ids=["flat", "steep"])
