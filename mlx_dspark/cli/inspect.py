@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from typing import Any
 
 from mlx_dspark.cli.ranks import refuse_ranks
@@ -20,7 +19,7 @@ def inspect(settings: InspectSettings) -> int:
     """Tell what a drafter or a model is, and its pair; exit code 2, with the reason, if it would not run."""
     from mlx_dspark.catalog.inspecting import inspect_drafter, inspect_model, is_drafter
     from mlx_dspark.catalog.pairs import load_registry
-    from mlx_dspark.targets.load import refuse_config
+    from mlx_dspark.targets.load import refuse_model
 
     refuse_ranks("inspect")
     if not settings.thing:
@@ -34,7 +33,7 @@ def inspect(settings: InspectSettings) -> int:
     if is_drafter(found):
         finding = inspect_drafter(found, known.pairs)
     else:
-        finding = inspect_model(found, known.pairs, partial(refuse_config, kv_bits=None, ranks=1))
+        finding = inspect_model(found, known.pairs, refuse_model)
     code = 0 if finding.live else 2
     if settings.json:
         print(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))

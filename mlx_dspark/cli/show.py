@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
@@ -163,6 +165,19 @@ def _who_drafted(result: Result) -> str:
 def note(text: str) -> None:
     """A remark on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def noted_warnings() -> Iterator[None]:
+    """Warnings are remarks while the block runs, without the line of code that gave them."""
+
+    def show(message: Warning | str, *_: object) -> None:
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        note(f"{clear}mlx-dspark: {' '.join(str(message).split())}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def complain(error: DsparkError, who: str = "mlx-dspark") -> None:

@@ -126,9 +126,14 @@ def _blaming(settings: LoadSettings) -> Iterator[None]:
     try:
         yield
     except UnsupportedModel as error:
+        from mlx_dspark.catalog.folder import A_DRAFTER
+
+        advice = "Choose another draft model."
+        if error.field == A_DRAFTER:
+            advice = "Name it with --drafter, in the place of --draft-model."
         raise UnsupportedModel(
             f"The draft model {settings.draft_model} cannot be used: {error.sentence}",
-            "Choose another draft model.",
+            advice,
             field="draft_model",
         ) from error
     except LoadError as error:

@@ -143,7 +143,7 @@ def stored_bytes(found: ModelRef) -> int:
 
 def config_of(found: ModelRef) -> dict[str, Any]:
     """The config of a model on this machine. Raises BadCheckpoint or UnsupportedModel."""
-    from mlx_dspark.catalog.checkpoint import check_numbers
+    from mlx_dspark.catalog.config_faults import check_numbers
     from mlx_dspark.catalog.folder import read_config
     from mlx_dspark.catalog.gguf.file import open_gguf
     from mlx_dspark.catalog.gguf.layouts import gguf_config
