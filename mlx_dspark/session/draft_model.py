@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +50,16 @@ def _contradiction(asked: int, pinned: int) -> UsageError:
     )
 
 
-def find_draft_model(settings: LoadSettings, progress: Progress) -> ModelRef:
-    """Find, and where needed fetch, the draft model. Raises UsageError, LoadError or DownloadError."""
+def find_draft_model(
+    settings: LoadSettings,
+    progress: Progress,
+    *,
+    weigh: Callable[[dict[str, Any], int], None] | None = None,
+) -> ModelRef:
+    """Find, and where needed fetch, the draft model; `weigh` is as for `resolve_model`.
+
+    Raises UsageError, LoadError or DownloadError.
+    """
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.targets.load import refuse_config
 
@@ -65,6 +73,7 @@ def find_draft_model(settings: LoadSettings, progress: Progress) -> ModelRef:
             trust_remote_code=settings.trust_remote_code,
             progress=progress,
             accept=refuse_config,
+            weigh=weigh,
         )
 
 

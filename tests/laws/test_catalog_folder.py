@@ -26,6 +26,7 @@ from mlx_dspark.targets.footprint import state_bytes
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
 from tests.tiny_gguf import save_tiny_gguf
+from tests.tiny_packagings import weights_of
 
 PROMPT = mx.array([[5, 9, 120, 300, 7, 7, 44]])
 
@@ -176,7 +177,7 @@ def edit_raw(**fields: Any) -> Callable[[Path], object]:
 
 
 def rename_a_tensor(folder: Path) -> None:
-    weights = dict(mx.load(str(folder / "model.safetensors")))
+    weights = weights_of(folder)
     weights["model.layers.0.other.weight"] = weights.pop("model.layers.0.mlp.up_proj.weight")
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
 

@@ -273,6 +273,9 @@ def test_what_was_measured_here_beats_the_row(tmp_path: Path) -> None:
     assert chosen_mode("dflash", heads, {"dspark": 2.2, "dflash": 2.0}) == "dspark"
     assert chosen_mode("dflash", heads, {"lookup": 2.2, "dflash": 2.0}) == "lookup"
     assert chosen_mode("dflash", heads, {"dspark": 2.0 * MARGIN, "dflash": 2.0}) == "dflash"
+    assert chosen_mode("dflash", heads, {"lookup": 9.0, "dflash": 2.0}, insists=True) == "dflash"
+    assert chosen_mode("lookup", heads, {}, insists=True) in heads
+    assert chosen_mode("lookup", {}, {}, insists=True) == "lookup"
     assert remember_gains(tmp_path, "model", {"dspark": 2.2, "dflash": 2.0}) == ""
     assert remember_gains(tmp_path, "other", {"lookup": 1.1}) == ""
     assert measured_gains(tmp_path, "model") == {"dspark": 2.2, "dflash": 2.0}
