@@ -103,10 +103,15 @@ def printing(events: Iterable[SessionEvent], out: TextIO) -> Iterator[SessionEve
             out.flush()
 
 
+LEAST_ROUNDS = 3
+"""Rounds after the prompt from which their rate is told: the time of one or two says nothing of the next."""
+
+
 def closing_line(result: Result) -> str:
     """Tokens, seconds, rates, accept length, rounds and who drafted, in one line."""
     ended = "context full" if result.context_full else result.finish_reason
-    rate = result.decode_tokens_per_sec
+    enough = result.num_rounds - result.prefill_rounds >= LEAST_ROUNDS
+    rate = result.decode_tokens_per_sec if enough else 0.0
     parts = [
         f"{count(result.num_tokens, 'token')} in {result.seconds:.2f} s ({ended})",
         f"prompt {count(result.prompt_tokens, 'token')} at {result.prefill_tokens_per_sec:.0f} tok/s",
@@ -114,7 +119,7 @@ def closing_line(result: Result) -> str:
         f"accept length {accept_length(result.accept_lengths)}",
         f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt" + _parked(result),
         _cap(result),
-        against_plain(result),
+        against_plain(result) if enough else "",
         _who_drafted(result),
         *result.troubles,
     ]
