@@ -95,6 +95,18 @@ def test_auto_drafts_with_a_drafter_where_an_option_needs_one(
         load_parts(LoadSettings(model=model, **options))
 
 
+def test_doctor_says_that_a_row_expects_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "config" / "mlx_dspark" / "pairs.toml"
+    rows.write_text(rows.read_text().partition("[[pair.expected]]")[0])
+    assert run(["doctor", "--pair", str(model), "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["acceptance"]["status"] == "open"
+    assert "small has no accept length of mode dspark on record" in checks["acceptance"]["found"]
+    assert str(rows) in checks["acceptance"]["fix"]
+
+
 def test_what_is_remembered_chooses_for_a_shipped_drafter_too() -> None:
     pair = next(each for each in read_pairs(PACKAGED) if each.id == "smollm2-135m")
     assert not registered_as_shipped(pair, {}).leaves_shipped
