@@ -397,11 +397,9 @@ def _gemma4(d: Drawn, dice: Dice) -> dict[str, Any]:
         "num_key_value_heads": 2 if d.shares else d.kv,
         "attention_k_eq_v": d.shares,
         "final_logit_softcapping": d.softcap,
-        "rope_parameters": {
-            SLIDING: {"rope_type": "default", "rope_theta": 1e4},
-            FULL: full,
-            "rope_theta": None,
-        },
+        "rope_parameters": dice.one(
+            {SLIDING: {"rope_type": "default", "rope_theta": 1e4}, FULL: full, "rope_theta": None}, full
+        ),
         "block_size": d.B,
         "mask_token_id": d.mask,
         "target_layer_ids": d.taps,

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from mlx_dspark.catalog.checkpoint import stored_model
-from mlx_dspark.catalog.folder import check_folder, is_drafter_config, weight_files
+from mlx_dspark.catalog.config_faults import check_numbers
+from mlx_dspark.catalog.folder import check_folder, is_drafter_config, read_config, weight_files
 from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.read import is_of_another_method
 from mlx_dspark.catalog.gguf.drafter import ARCHITECTURE as DRAFTER_ARCHITECTURE
 from mlx_dspark.catalog.gguf.drafter import gguf_file
 from mlx_dspark.catalog.gguf.file import open_gguf
+from mlx_dspark.catalog.hub import described_repository
 from mlx_dspark.catalog.matching import Match, ModelFacts, facts_of, match
 from mlx_dspark.catalog.pairs import SHIPPED, Pair
 from mlx_dspark.catalog.resolve import ModelRef
@@ -133,6 +135,22 @@ def inspect_model(found: ModelRef, pairs: Sequence[Pair], accept: Any) -> Findin
     except DsparkError as error:
         return Finding("model", found.name, False, str(error), values)
     return Finding("model", found.name, True, "", values)
+
+
+def inspect_description(name: str, size: int, pairs: Sequence[Pair], accept: Any) -> Finding:
+    """As `inspect_model`, for a hub repository of which only the small files are here; `size` is that of its
+    weights in bytes. `accept` is given the config."""
+    folder = described_repository(name)
+    found = ModelRef(name, folder, "folder", name)
+    facts = facts_of(found)
+    values = model_facts(facts) | matched_values(match(facts, pairs)) | {"bytes": size, "fetched": False}
+    try:
+        config = read_config(folder)
+        check_numbers(folder, config)
+        accept(config)
+    except DsparkError as error:
+        return Finding("model", name, False, str(error), values)
+    return Finding("model", name, True, "", values)
 
 
 def model_facts(facts: ModelFacts) -> dict[str, Any]:
