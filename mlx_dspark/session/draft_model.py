@@ -56,18 +56,20 @@ def find_draft_model(
     *,
     weigh: Callable[[dict[str, Any], int], None] | None = None,
 ) -> ModelRef:
-    """Find, and where needed fetch, the draft model; `weigh` is as for `resolve_model`.
+    """Find, and where needed fetch, the draft model, with a look at its config and files; `weigh` is as for
+    `resolve_model`.
 
     Raises UsageError, LoadError or DownloadError.
     """
     from mlx_dspark.catalog.resolve import resolve_model
+    from mlx_dspark.session.fits import config_of, stored_bytes
     from mlx_dspark.targets.load import refuse_config
 
     asked, pinned = settings.num_draft_tokens, drafts_a_round(settings, settings.max_draft)
     if asked and asked != pinned:
         raise _contradiction(asked, pinned)
     with _blaming(settings):
-        return resolve_model(
+        found = resolve_model(
             str(settings.draft_model),
             cache_dir=default_cache_dir(),
             trust_remote_code=settings.trust_remote_code,
@@ -75,6 +77,9 @@ def find_draft_model(
             accept=refuse_config,
             weigh=weigh,
         )
+        config_of(found)
+        stored_bytes(found)
+    return found
 
 
 def load_draft_model(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,10 @@ from mlx_dspark.session.pair import load_parts
 from mlx_dspark.session.timing import TIMED_DRAFTS, RoundTimer
 from mlx_dspark.session.variants import variant
 from tests.tiny import VOCAB, save_tiny
+from tests.tiny_drafters import save_tiny_dspark
 from tests.tiny_families import family_config, tiny_family
+from tests.tiny_packagings import save_tiny_speculators
+from tests.tiny_variants import native, save_prism_gguf
 
 TEXT = "the people would call each other"
 
@@ -161,6 +164,29 @@ def test_what_cannot_be_a_target_cannot_be_a_draft_model(folders: Path, tmp_path
         load_parts(settings(folders, draft_model=refused))
     assert refusal.value.sentence.startswith(f"The draft model {refused} cannot be used: This phi3small ")
     assert refusal.value.field == "draft_model"
+
+
+@pytest.mark.parametrize("save", [save_tiny_dspark, save_tiny_speculators])
+def test_a_drafter_in_the_place_of_a_model_is_told_where_it_belongs(
+    folders: Path, tmp_path: Path, save: Callable[..., Path]
+) -> None:
+    head = save(tmp_path / "head")
+    with pytest.raises(UnsupportedModel, match="is a drafter and no model") as refusal:
+        load_parts(settings(folders, draft_model=head))
+    assert refusal.value.next_step == "Name it with --drafter, in the place of --draft-model."
+    with pytest.raises(UnsupportedModel, match="is a drafter and no model") as refusal:
+        load_parts(LoadSettings(model=head))
+    assert refusal.value.next_step.startswith("Name it with --drafter")
+    with pytest.raises(UnsupportedModel, match="is a language model") as refusal:
+        load_parts(LoadSettings(model=folders / "model", drafter=folders / "draft"))
+    assert "--draft-model" in refusal.value.next_step
+
+
+def test_a_packed_drafter_in_the_place_of_a_model_is_told_where_it_belongs(tmp_path: Path) -> None:
+    file = save_prism_gguf(native(tmp_path / "native", 1), tmp_path / "head.gguf")
+    with pytest.raises(UnsupportedModel, match="is a drafter and no model") as refusal:
+        load_parts(LoadSettings(model=file))
+    assert refusal.value.next_step.startswith("Name it with --drafter")
 
 
 def test_a_draft_model_that_is_not_there(folders: Path) -> None:
