@@ -69,6 +69,7 @@ def judge_acceptance(samples: Sequence[Sample], expected: Mapping[str, Expected]
 
     A ratio of sums over prompts, which are the unit of chance since the rounds of one answer are alike:
     its interval is Student's, over the prompts' own residuals (Cochran, Sampling Techniques, 2.11 and 6.4).
+    Of longer drafts than the row's cap only so many count, on both sides.
     A prompt whose content the row does not know is judged by `all`, or left out.
     """
     known = [
@@ -78,7 +79,7 @@ def judge_acceptance(samples: Sequence[Sample], expected: Mapping[str, Expected]
     ]
     pairs = [
         (
-            float(sum(one.committed - 1 for one in rounds)),
+            float(sum(min(one.committed - 1, each.cap) for one in rounds)),
             sum(expected_commit(each, one.drafted) - 1 for one in rounds),
         )
         for rounds, each in known

@@ -16,8 +16,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import load_model, load_tokenizer
 
+from mlx_dspark.catalog.config_faults import check_numbers, fault_of
 from mlx_dspark.catalog.folder import check_folder, read_config, read_json, weight_files
-from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.catalog.gguf.file import open_gguf
 from mlx_dspark.catalog.gguf.layouts import gguf_config
 from mlx_dspark.catalog.gguf.model import build_model, load_weights
@@ -26,7 +26,6 @@ from mlx_dspark.catalog.gguf.weights import Requantized, float_type
 from mlx_dspark.catalog.integrity import content_fingerprint, content_hash
 from mlx_dspark.catalog.progress import LoadProgress, Progress, silent
 from mlx_dspark.catalog.resolve import ModelRef
-from mlx_dspark.compat.mlx_lm_models import LAYER_KEYS, MOST_LAYERS
 from mlx_dspark.compat.tokenizer_length import without_length_warning
 from mlx_dspark.compat.tokenizers_errors import tokenizer_errors
 from mlx_dspark.foundation.errors import BadCheckpoint
@@ -35,7 +34,6 @@ from mlx_dspark.foundation.numbers import brief, is_whole
 Accept = Callable[[nn.Module, dict[str, Any]], None]
 UNBOUNDED_CONTEXT = 1 << 20
 _EVAL_STEPS = 16
-_WHOLES = ("hidden_size", "max_position_embeddings", "num_attention_heads", "vocab_size")
 
 
 def fingerprint_of(ref: ModelRef) -> str:
@@ -148,9 +146,7 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
     trust = ref.trust_remote_code
     stored = check_folder(ref.path, trust_remote_code=trust)
     declared = _declared_eos(ref.path, stored)
-    check_numbers(ref.path, stored)
-    with _blaming(f"The model in {ref.path}"):
-        model, config = load_model(ref.path, lazy=True, trust_remote_code=trust)
+    model, config = stored_model(ref.path, stored, trust_remote_code=trust)
     with _blaming(f"The tokenizer of {ref.path}"), tokenizer_errors():
         tokenizer = without_length_warning(
             load_tokenizer(ref.path, {"trust_remote_code": trust}, eos_token_ids=sorted(declared))
@@ -166,6 +162,22 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
         files=(ref.path / "config.json", *weight_files(ref.path)),
         source=ref.source,
     )
+
+
+def stored_model(
+    path: Path, stored: dict[str, Any], *, trust_remote_code: bool = False
+) -> tuple[nn.Module, dict[str, Any]]:
+    """The model in a checked folder, none of its weights read yet, and its config as loading completes it.
+
+    `stored` is its config.json. Raises BadCheckpoint naming a key or tensor, where these tell.
+    """
+    check_numbers(path, stored)
+    with _blaming(f"The model in {path}"):
+        try:
+            return load_model(path, lazy=True, trust_remote_code=trust_remote_code)
+        except _LOADER_FAULTS as error:
+            fault = fault_of(path, stored, error)
+            raise error if fault is None else fault from error
 
 
 def _declared_eos(path: Path, config: dict[str, Any]) -> frozenset[int]:
@@ -186,25 +198,6 @@ def _declared_eos(path: Path, config: dict[str, Any]) -> frozenset[int]:
             )
         ids.update(listed)
     return frozenset(ids)
-
-
-def check_numbers(path: Path, config: dict[str, Any]) -> None:
-    """Raises BadCheckpoint naming the key of config.json whose number no model can be built with.
-
-    A list is left to the model's own class: some give one number for each layer.
-    """
-    for section in (config, config.get("text_config")):
-        if not isinstance(section, dict):
-            continue
-        fields = Fields(section, path / "config.json")
-        for name in _WHOLES:
-            if name in fields and not isinstance(section[name], list):
-                fields.whole(name)
-        for name in LAYER_KEYS:
-            if name in fields and not isinstance(section[name], list):
-                fields.whole(name, high=MOST_LAYERS)
-        if "rope_theta" in fields and not isinstance(section["rope_theta"], list):
-            fields.number("rope_theta", 1.0)
 
 
 def context_of(config: dict[str, Any]) -> int:

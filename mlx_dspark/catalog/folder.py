@@ -14,6 +14,8 @@ from mlx_dspark.foundation.errors import BadCheckpoint, RemoteCodeRefused, Unsup
 
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("tiktoken.model",))
 _FETCH_AGAIN = "Fetch or copy the model again."
+A_DRAFTER = "drafter"
+"""The field of an error that a drafter, named in another place, causes."""
 
 
 def check_folder(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -34,14 +36,19 @@ def is_drafter_config(config: dict[str, Any]) -> bool:
     return any(key in config for key in marks) or any(mark in named for mark in ("DSpark", "DFlash", "Eagle"))
 
 
+def drafter_as_model(path: Path) -> UnsupportedModel:
+    """The error for a drafter that is named where a model belongs."""
+    return UnsupportedModel(
+        f"{path} is a drafter and no model.",
+        "Name it with --drafter, and with --model the model that it was made for.",
+        field=A_DRAFTER,
+    )
+
+
 def _checked(path: Path, trust_remote_code: bool) -> dict[str, Any]:
     config = read_config(path)
     if is_drafter_config(config):
-        raise UnsupportedModel(
-            f"{path} is a drafter and no model.",
-            "Name it with --drafter, and with --model the model that it was made for.",
-            field="model",
-        )
+        raise drafter_as_model(path)
     if not trust_remote_code:
         refuse_remote_code(path, config)
     if "model_file" not in config and not knows_model_type(config):
@@ -58,12 +65,14 @@ def _checked(path: Path, trust_remote_code: bool) -> dict[str, Any]:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """config.json with a `model_type`; raises BadCheckpoint."""
+    """config.json with a `model_type`. Raises BadCheckpoint, or UnsupportedModel for a drafter's."""
     with reading(path):
         if not (path / "config.json").is_file():
             raise BadCheckpoint(_without_config(path), _instead_of(path))
     config = read_json(path / "config.json")
     if not isinstance(config.get("model_type"), str):
+        if is_drafter_config(config):
+            raise drafter_as_model(path)
         raise BadCheckpoint(
             f"{path / 'config.json'} names no model_type.", "Name the folder of a language model."
         )

@@ -191,6 +191,11 @@ def cached_repository(repository: str) -> Path | None:
     return folder
 
 
+def described_repository(repository: str) -> Path:
+    """The cached folder of a hub repository whose small files were fetched, with or without its weights."""
+    return Path(snapshot_download(repository, allow_patterns=_DESCRIPTIONS, local_files_only=True))
+
+
 def cached_repositories() -> list[str]:
     """The hub ids of the models in the local cache, sorted."""
     folders = Path(constants.HF_HUB_CACHE).glob("models--*--*")

@@ -7,22 +7,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mlx_dspark.catalog.checkpoint import check_numbers
-from mlx_dspark.catalog.folder import is_drafter_config, read_config, weight_files
+from mlx_dspark.catalog.checkpoint import stored_model
+from mlx_dspark.catalog.config_faults import check_numbers
+from mlx_dspark.catalog.folder import check_folder, is_drafter_config, read_config, weight_files
 from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.catalog.formats.base import DrafterCheckpoint
 from mlx_dspark.catalog.formats.read import is_of_another_method
 from mlx_dspark.catalog.gguf.drafter import ARCHITECTURE as DRAFTER_ARCHITECTURE
 from mlx_dspark.catalog.gguf.drafter import gguf_file
 from mlx_dspark.catalog.gguf.file import open_gguf
+from mlx_dspark.catalog.hub import described_repository
 from mlx_dspark.catalog.matching import Match, ModelFacts, facts_of, match
 from mlx_dspark.catalog.pairs import SHIPPED, Pair
 from mlx_dspark.catalog.resolve import ModelRef
-from mlx_dspark.catalog.safetensors import read_header
 from mlx_dspark.catalog.shipped import HOME
 from mlx_dspark.foundation.errors import DsparkError
-
-AGAIN = "Fetch or copy it again."
 
 
 @dataclass(frozen=True)
@@ -123,23 +122,35 @@ def _precision(checkpoint: DrafterCheckpoint) -> str:
 
 
 def inspect_model(found: ModelRef, pairs: Sequence[Pair], accept: Any) -> Finding:
-    """A target's numbers and its row. `accept` is given the config, and raises where it would not run."""
+    """A target's numbers and its row. `accept` is given the model, none of whose matrices is read, and its
+    config, and raises where it would not run."""
     if found.packaging == "gguf":
         return _inspect_gguf(found, accept)
     facts = facts_of(found)
     outcome = match(facts, pairs)
     values = model_facts(facts) | matched_values(outcome)
     try:
-        config = read_config(found.path)
-        shards = weight_files(found.path)
-        for shard in shards:
-            read_header(shard, next_step=AGAIN)
-        values["bytes"] = sum(shard.stat().st_size for shard in shards)
-        check_numbers(found.path, config)
-        accept(config)
+        values["bytes"] = sum(shard.stat().st_size for shard in weight_files(found.path))
+        accept(*stored_model(found.path, check_folder(found.path)))
     except DsparkError as error:
         return Finding("model", found.name, False, str(error), values)
     return Finding("model", found.name, True, "", values)
+
+
+def inspect_description(name: str, size: int, pairs: Sequence[Pair], accept: Any) -> Finding:
+    """As `inspect_model`, for a hub repository of which only the small files are here; `size` is that of its
+    weights in bytes. `accept` is given the config."""
+    folder = described_repository(name)
+    found = ModelRef(name, folder, "folder", name)
+    facts = facts_of(found)
+    values = model_facts(facts) | matched_values(match(facts, pairs)) | {"bytes": size, "fetched": False}
+    try:
+        config = read_config(folder)
+        check_numbers(folder, config)
+        accept(config)
+    except DsparkError as error:
+        return Finding("model", name, False, str(error), values)
+    return Finding("model", name, True, "", values)
 
 
 def model_facts(facts: ModelFacts) -> dict[str, Any]:
@@ -170,6 +181,7 @@ def matched_values(outcome: Match) -> dict[str, Any]:
 
 def _inspect_gguf(found: ModelRef, accept: Any) -> Finding:
     from mlx_dspark.catalog.gguf.layouts import gguf_config
+    from mlx_dspark.catalog.gguf.model import build_model
     from mlx_dspark.catalog.shipped import shipped_drafter
 
     try:
@@ -183,7 +195,7 @@ def _inspect_gguf(found: ModelRef, accept: Any) -> Finding:
             "drafters": {} if shipped is None else {"dspark": f"shipped:{shipped.name}"},
             "no_pair_because": "a GGUF file is matched by its content alone" if shipped is None else None,
         }
-        accept(config)
+        accept(build_model(open_gguf(found.path), config), config)
     except DsparkError as error:
         return Finding("model", found.name, False, str(error))
     return Finding("model", found.name, True, "", values)

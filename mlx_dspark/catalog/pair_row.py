@@ -86,6 +86,18 @@ class Row:
             self.bad(name, f"is {brief(value)}, not a number above 0")
         return None if value is None else float(value)
 
+    def numbers(self, name: str) -> dict[str, float]:
+        """A table of numbers above 0; empty where it is left out."""
+        value = self._take(name)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            self.bad(name, f"is {brief(value)}, not a table of numbers")
+        for key, each in value.items():
+            if not is_finite(each) or each <= 0:
+                self.bad(f"{name}.{key}", f"is {brief(each)}, not a number above 0")
+        return {key: float(each) for key, each in value.items()}
+
     def drafters(self, modes: Collection[str]) -> dict[str, str]:
         """Who drafts in each mode: at least one."""
         value = self._take("drafters")

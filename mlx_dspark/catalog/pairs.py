@@ -29,7 +29,8 @@ class Pair:
     `target` and the `drafters` by mode are hub ids, but for those that come with the program; `parents` are
     hub ids that a conversion of the target names as what it was made from. `architecture` is the config's
     `model_type`, `vocabulary` the hash of `catalog.vocabulary`, `bits` those of the target's quantization.
-    `cap` is the published best number of drafts a round, `peak_bytes` of memory in a short conversation.
+    `cap` is the published best number of drafts a round, `peak_bytes` of memory in a short conversation;
+    `speedup` is the published gain over plain decoding, `speedups` by content.
     `file` is where the row stands.
     """
 
@@ -50,6 +51,7 @@ class Pair:
     kv_bytes_per_token: int | None = None
     peak_bytes: int | None = None
     speedup: float | None = None
+    speedups: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     licence: str = ""
     expected: tuple[Expected, ...] = ()
     file: Path = field(default=PACKAGED, compare=False)
@@ -173,6 +175,7 @@ def _pair(row: Row) -> Pair:
         lookup=row.flag("lookup", True),
         parents=row.words("parents"),
         speedup=row.number("speedup"),
+        speedups=MappingProxyType(row.numbers("speedups")),
         licence=row.word("licence") or "",
         expected=row.expected(drafters),
         file=row.file,

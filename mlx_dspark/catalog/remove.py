@@ -11,6 +11,7 @@ from huggingface_hub.file_download import repo_folder_name
 
 from mlx_dspark.catalog import default_model
 from mlx_dspark.catalog.hub import is_hub_id
+from mlx_dspark.catalog.pairs import target_of
 from mlx_dspark.catalog.places import find_placed
 from mlx_dspark.catalog.resolve import GGUF, hub_parts
 from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, UsageError
@@ -43,7 +44,8 @@ class Removal:
 
 
 def removal_of(name: str, *, cache_dir: Path) -> Removal:
-    """What removing `name` takes away: a hub id, or `gguf:owner/name/file.gguf` for one file with its parts.
+    """What removing `name` takes away: a hub id, the id of a row of the registry for its target, or
+    `gguf:owner/name/file.gguf` for one file with its parts.
 
     Raises ModelNotFound where the hub's cache has no such thing, and UsageError, which says where it lies,
     for what is not in that cache.
@@ -57,6 +59,8 @@ def removal_of(name: str, *, cache_dir: Path) -> Removal:
             f"{name} is not in the hub's cache, and only what is there is removed.",
             f"It is {where}: remove that yourself if nothing else uses it.",
         )
+    if (target := target_of(name)) != name:
+        return removal_of(target, cache_dir=cache_dir)
     raise _absent(name)
 
 

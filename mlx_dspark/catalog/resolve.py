@@ -116,7 +116,9 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
     """
     if name == default_model.NAME:
         raise UnsupportedModel(
-            f"{name} is a language model, not a drafter.", "Name it with --model.", field="drafter"
+            f"{name} is a language model, not a drafter.",
+            "Name it with --model, or where it is to draft, with --draft-model.",
+            field="drafter",
         )
     offline = is_offline() if offline is None else offline
     path = _path(name)

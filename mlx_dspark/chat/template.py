@@ -94,11 +94,21 @@ def render(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
     except (TemplateError, *_TEMPLATE_FAULTS) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise RequestError(
-            f"The model's chat template refuses these messages: {reason}.",
-            "Use the roles and the order that the model knows, such as user and assistant by turns.",
+            f"The chat template in {_template_file(tokenizer)} refuses these messages: {reason}.",
+            _next_step(messages),
             field="messages",
         ) from error
     return tuple(int(token) for token in ids)
+
+
+def _next_step(messages: Sequence[Message]) -> str:
+    """What to change about messages that a template refuses: where it refuses a lone prompt, the template."""
+    roles = [message.role for message in messages]
+    if roles == ["user"]:
+        return "Correct the file, or continue raw text (--no-chat-template)."
+    if roles == ["system", "user"]:
+        return "The model may know no system message: leave it out, and begin the prompt with it."
+    return "Use the roles and the order that the model knows, such as user and assistant by turns."
 
 
 def _template_file(tokenizer: Any) -> str:

@@ -96,6 +96,7 @@ def _registry() -> list[Check]:
 def _pair(model: str, progress: Progress) -> list[Check]:
     """Load the pair as a session would, then let it answer."""
     from mlx_dspark.bench.acceptance import guard_now
+    from mlx_dspark.catalog.pairs import user_file
     from mlx_dspark.session.pair import load_parts
 
     loading = LoadSettings(model=model)
@@ -106,7 +107,11 @@ def _pair(model: str, progress: Progress) -> list[Check]:
     if parts.pair is None or parts.mode == "lookup":
         told = parts.pairing or f"No registered pair has {parts.name} as its target; lookup drafts."
         return [Check("pair", WARN, told, "Name a drafter made for this very model with --drafter.")]
-    verdict = guard_now(parts, loading, progress.tell)
     pair = Check("pair", OK, f"{parts.name}: {parts.pairing or parts.pair.id}, mode {parts.mode}")
+    if not parts.pair.expectations(parts.mode):
+        told = f"{parts.pair.id} has no accept length of mode {parts.mode} on record to compare with."
+        fix = f"Write one as [[pair.expected]] into a row of your own in {user_file()}."
+        return [pair, Check("acceptance", OPEN, told, fix)]
+    verdict = guard_now(parts, loading, progress.tell)
     status = {"fine": OK, "low": WARN}.get(verdict.kind, OPEN)
     return [pair, Check("acceptance", status, str(verdict), LOW_ADVICE if status == WARN else "")]

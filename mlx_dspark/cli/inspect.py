@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from typing import Any
 
 from mlx_dspark.cli.ranks import refuse_ranks
@@ -18,9 +17,15 @@ UNKNOWN = "unknown"
 
 def inspect(settings: InspectSettings) -> int:
     """Tell what a drafter or a model is, and its pair; exit code 2, with the reason, if it would not run."""
-    from mlx_dspark.catalog.inspecting import inspect_drafter, inspect_model, is_drafter
+    from mlx_dspark.catalog.fit import gigabytes
+    from mlx_dspark.catalog.inspecting import (
+        inspect_description,
+        inspect_drafter,
+        inspect_model,
+        is_drafter,
+    )
     from mlx_dspark.catalog.pairs import load_registry
-    from mlx_dspark.targets.load import refuse_config
+    from mlx_dspark.targets.load import refuse_config, refuse_model
 
     refuse_ranks("inspect")
     if not settings.thing:
@@ -31,10 +36,16 @@ def inspect(settings: InspectSettings) -> int:
         note(f"mlx-dspark: {fault}")
     found = _found(settings.thing, progress)
     progress.clear()
-    if is_drafter(found):
+    if isinstance(found, _Unfetched):
+        finding = inspect_description(found.name, found.bytes, known.pairs, refuse_config)
+        note(
+            f"mlx-dspark: The weights of {found.name} ({gigabytes(found.bytes)}) are not on this machine. "
+            f"`mlx-dspark pull {found.name}` fetches them."
+        )
+    elif is_drafter(found):
         finding = inspect_drafter(found, known.pairs)
     else:
-        finding = inspect_model(found, known.pairs, partial(refuse_config, kv_bits=None, ranks=1))
+        finding = inspect_model(found, known.pairs, refuse_model)
     code = 0 if finding.live else 2
     if settings.json:
         print(json.dumps(dataclasses.asdict(finding), ensure_ascii=False))
@@ -46,14 +57,35 @@ def inspect(settings: InspectSettings) -> int:
     return code
 
 
+class _Unfetched(Exception):
+    """A model of the hub whose weights would have to be fetched: so many `bytes`."""
+
+    def __init__(self, name: str, bytes_: int) -> None:
+        super().__init__(name)
+        self.name, self.bytes = name, bytes_
+
+
 def _found(name: str, progress: Progress) -> Any:
-    """A model, else a drafter: a drafter's files have names that a model's need not have."""
+    """A model, else a drafter: a drafter's files have names that a model's need not have.
+
+    Weights of a model are not fetched to be looked at; a drafter is known by its tensors.
+    """
+    from mlx_dspark.catalog.folder import is_drafter_config
     from mlx_dspark.catalog.hub import is_hub_id
+    from mlx_dspark.catalog.pairs import target_of
     from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
     from mlx_dspark.foundation.paths import default_cache_dir
 
+    def weigh(config: dict[str, Any], size: int) -> None:
+        if config and not is_drafter_config(config):
+            raise _Unfetched(target_of(name), size)
+
     try:
-        return resolve_model(name, cache_dir=default_cache_dir(), trust_remote_code=False, progress=progress)
+        return resolve_model(
+            name, cache_dir=default_cache_dir(), trust_remote_code=False, progress=progress, weigh=weigh
+        )
+    except _Unfetched as found:
+        return found
     except LoadError:
         if not is_hub_id(name):
             raise

@@ -18,7 +18,7 @@ from mlx_dspark._version import __version__
 from mlx_dspark.cli.flags import with_flags
 from mlx_dspark.cli.mistakes import explained
 from mlx_dspark.cli.ranks import follows, refuse_ranks, report
-from mlx_dspark.cli.show import Progress, note
+from mlx_dspark.cli.show import Progress, note, noted_warnings
 from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line; returns the exit code."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
-        with guarded():
+        with guarded(), noted_warnings():
             return _reported(arguments)
     except ReaderGone:
         return 141

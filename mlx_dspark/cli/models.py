@@ -43,6 +43,8 @@ def models(
         return 0
     lines = _table(_local_rows(found) if local else _known_rows(found))
     print("\n".join(lines) if found else "None.")
+    if not local and (silent := [each.name for each in found if each.drafters and not each.expected]):
+        note(f"No accept length is recorded for {', '.join(silent)}: how well drafts do there is not judged.")
     if have is not None:
         note(f"Memory: {_size(have.bytes)} ({have.source}).")
     if local:
@@ -140,11 +142,20 @@ def _registry() -> tuple[Pair, ...]:
 
 
 def _known_rows(found: Iterable[Shelved]) -> Iterable[Sequence[str]]:
-    yield "model", "size", "here", "fits", "speed", "drafters"
+    yield "model", "size", "here", "fits", "speed", "accept", "drafters"
     for each in found:
         speed = "-" if each.speedup is None else f"{each.speedup:.2f}x"
         drafters = ", ".join(each.drafters) or "lookup"
-        yield each.name, _size(each.bytes), each.place or "-", _fits(each), speed, drafters
+        yield each.name, _size(each.bytes), each.place or "-", _fits(each), speed, _accept(each), drafters
+
+
+def _accept(each: Shelved) -> str:
+    """The recorded accept lengths, from the least to the most of the contents."""
+    lengths = [expected.accept_length for expected in each.expected]
+    if not lengths:
+        return "-"
+    low, high = min(lengths), max(lengths)
+    return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
 
 
 def _local_rows(found: Iterable[Shelved]) -> Iterable[Sequence[str]]:

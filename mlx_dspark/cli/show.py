@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
@@ -101,10 +103,15 @@ def printing(events: Iterable[SessionEvent], out: TextIO) -> Iterator[SessionEve
             out.flush()
 
 
+LEAST_ROUNDS = 3
+"""Rounds after the prompt from which their rate is told: the time of one or two says nothing of the next."""
+
+
 def closing_line(result: Result) -> str:
     """Tokens, seconds, rates, accept length, rounds and who drafted, in one line."""
     ended = "context full" if result.context_full else result.finish_reason
-    rate = result.decode_tokens_per_sec
+    enough = result.num_rounds - result.prefill_rounds >= LEAST_ROUNDS
+    rate = result.decode_tokens_per_sec if enough else 0.0
     parts = [
         f"{count(result.num_tokens, 'token')} in {result.seconds:.2f} s ({ended})",
         f"prompt {count(result.prompt_tokens, 'token')} at {result.prefill_tokens_per_sec:.0f} tok/s",
@@ -112,7 +119,7 @@ def closing_line(result: Result) -> str:
         f"accept length {accept_length(result.accept_lengths)}",
         f"{count(result.num_rounds, 'round')}, {result.prefill_rounds} for the prompt" + _parked(result),
         _cap(result),
-        against_plain(result),
+        against_plain(result) if enough else "",
         _who_drafted(result),
         *result.troubles,
     ]
@@ -163,6 +170,19 @@ def _who_drafted(result: Result) -> str:
 def note(text: str) -> None:
     """A remark on standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def noted_warnings() -> Iterator[None]:
+    """Warnings are remarks while the block runs, without the line of code that gave them."""
+
+    def show(message: Warning | str, *_: object) -> None:
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        note(f"{clear}mlx-dspark: {' '.join(str(message).split())}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def complain(error: DsparkError, who: str = "mlx-dspark") -> None:

@@ -96,6 +96,7 @@ def pair_facts(
     """What the costs of a pair depend on, in words."""
     from mlx_dspark.calibration.key import describe
     from mlx_dspark.kernels.dispatch import kernel_set
+    from mlx_dspark.session.timing import timed
 
     return describe(
         name=checkpoint.name,
@@ -106,7 +107,7 @@ def pair_facts(
             "drafter_bits": settings.drafter_bits,
             "drafter_window": settings.drafter_window,
         },
-        sources=[(each.name, each.max_draft, each.own_length) for each in drafter.sources],
+        sources=[(each.name, each.max_draft, each.own_length) for each in timed(drafter).sources],
         states=(*target.state_kinds, f"rows as {target.layout.value}"),
         kernels=kernel_set(target.report),
     )
@@ -201,13 +202,13 @@ def _measured(parts: Parts, progress: Progress | None) -> Measured | str:
     from mlx_dspark.calibration.measure import measure
     from mlx_dspark.calibration.plan import pair_plan
     from mlx_dspark.catalog.progress import LoadProgress, silent
-    from mlx_dspark.session.timing import RoundTimer
+    from mlx_dspark.session.timing import timed_rounds
 
     report = progress or silent
     report(LoadProgress(MEASURING, 0.0))
     assert parts.drafter is not None
     try:
-        timer = RoundTimer(parts.target, parts.drafter)
+        timer = timed_rounds(parts.target, parts.drafter)
         plan = pair_plan(timer.most, timer.depths, context=parts.target.spec.context)
         budget = BUDGET[mx.default_device().type.name]
         return measure(

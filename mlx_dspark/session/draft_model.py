@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -50,22 +50,36 @@ def _contradiction(asked: int, pinned: int) -> UsageError:
     )
 
 
-def find_draft_model(settings: LoadSettings, progress: Progress) -> ModelRef:
-    """Find, and where needed fetch, the draft model. Raises UsageError, LoadError or DownloadError."""
+def find_draft_model(
+    settings: LoadSettings,
+    progress: Progress,
+    *,
+    weigh: Callable[[dict[str, Any], int], None] | None = None,
+) -> ModelRef:
+    """Find, and where needed fetch, the draft model, with a look at its config and files; `weigh` is as for
+    `resolve_model`.
+
+    Raises UsageError, LoadError or DownloadError.
+    """
     from mlx_dspark.catalog.resolve import resolve_model
+    from mlx_dspark.session.fits import config_of, stored_bytes
     from mlx_dspark.targets.load import refuse_config
 
     asked, pinned = settings.num_draft_tokens, drafts_a_round(settings, settings.max_draft)
     if asked and asked != pinned:
         raise _contradiction(asked, pinned)
     with _blaming(settings):
-        return resolve_model(
+        found = resolve_model(
             str(settings.draft_model),
             cache_dir=default_cache_dir(),
             trust_remote_code=settings.trust_remote_code,
             progress=progress,
             accept=refuse_config,
+            weigh=weigh,
         )
+        config_of(found)
+        stored_bytes(found)
+    return found
 
 
 def load_draft_model(
@@ -126,9 +140,14 @@ def _blaming(settings: LoadSettings) -> Iterator[None]:
     try:
         yield
     except UnsupportedModel as error:
+        from mlx_dspark.catalog.folder import A_DRAFTER
+
+        advice = "Choose another draft model."
+        if error.field == A_DRAFTER:
+            advice = "Name it with --drafter, in the place of --draft-model."
         raise UnsupportedModel(
             f"The draft model {settings.draft_model} cannot be used: {error.sentence}",
-            "Choose another draft model.",
+            advice,
             field="draft_model",
         ) from error
     except LoadError as error:

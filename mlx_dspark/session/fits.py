@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.catalog.fit import Memory, Need, StateBytes, Verdict, gigabytes, verdict
@@ -79,13 +81,25 @@ def fit_of(config: dict[str, Any], weights: int, have: Memory | None, **asked: A
 
 def fit_found(found: ModelRef, config: dict[str, Any], have: Memory | None) -> Verdict | None:
     """As `fit_of`, for a model on this machine, without a drafter."""
-    return fit_of(config, stored_bytes(found), have, dtype=_dtype_of(found))
+    return fit_of(config, stored_bytes(found), have, dtype=dtype_of(found))
+
+
+def beside(need: Need, draft: Need) -> Need:
+    """What a model needs together with a draft model: they compute by turns, and both remember each text."""
+    return replace(
+        need,
+        drafter=need.drafter + draft.weights,
+        drafter_states=need.drafter_states + draft.states,
+        working=max(need.working, draft.working),
+        working_per_token=max(need.working_per_token, draft.working_per_token),
+    )
 
 
 class MemoryGuard:
     """Refuses a model that needs more than this machine has, before its weights are fetched or read.
 
-    It never refuses what it cannot tell. With several `ranks` each holds its share of the weights.
+    It never refuses what it cannot tell. With several `ranks` each holds its share of the weights, and all of
+    a draft model.
     """
 
     def __init__(self, settings: LoadSettings, have: Memory | None, *, ranks: int = 1) -> None:
@@ -93,39 +107,67 @@ class MemoryGuard:
         self._have = have if settings.memory_guard else None
         self._ranks = ranks
 
-    def weigh(
-        self, config: dict[str, Any], weights: int, *, dtype: str = "", drafter: BlockDrafter | None = None
-    ) -> None:
+    def weigh(self, config: dict[str, Any], weights: int) -> None:
         """Raises OutOfMemory where a model of this config with so many bytes of weights does not fit."""
+        self._weigh(config, weights)
+
+    def weigh_found(
+        self,
+        found: ModelRef,
+        config: dict[str, Any],
+        drafter: BlockDrafter | None = None,
+        draft_model: ModelRef | None = None,
+    ) -> None:
+        """As `weigh`, for a model on this machine with who drafts for it."""
         if self._have is None:
             return
-        settings = self._settings
-        found = fit_of(
-            config,
-            weights // self._ranks,
-            self._have,
-            dtype=dtype,
-            kv_bits=settings.kv_bits,
-            rows=settings.max_batch,
-            drafter=drafter,
-            window=settings.drafter_window,
-        )
-        if found is not None and not found.fits:
-            raise out_of_memory(found, weights // self._ranks)
+        draft = None
+        if draft_model is not None:
+            draft_config, bytes_ = config_of(draft_model), stored_bytes(draft_model)
+            draft = _draft_need(draft_config, bytes_, dtype_of(draft_model))
+        self._weigh(config, stored_bytes(found), dtype=dtype_of(found), drafter=drafter, draft=draft)
 
-    def weigh_found(self, found: ModelRef, config: dict[str, Any], drafter: BlockDrafter | None) -> None:
-        """As `weigh`, for a model on this machine."""
-        if self._have is not None:
-            self.weigh(config, stored_bytes(found), dtype=_dtype_of(found), drafter=drafter)
+    def weigh_draft_model(self, found: ModelRef) -> Callable[[dict[str, Any], int], None]:
+        """Takes config and bytes of weights of a draft model that is to be fetched; raises OutOfMemory where
+        it and the model do not fit together."""
+
+        def weigh(config: dict[str, Any], weights: int) -> None:
+            if self._have is not None:
+                draft = _draft_need(config, weights)
+                self._weigh(config_of(found), stored_bytes(found), dtype=dtype_of(found), draft=draft)
+
+        return weigh
+
+    def _weigh(
+        self, config: dict[str, Any], weights: int, *, draft: Need | None = None, **asked: Any
+    ) -> None:
+        if self._have is None:
+            return
+        settings, share = self._settings, weights // self._ranks
+        asked |= {"kv_bits": settings.kv_bits, "rows": settings.max_batch, "window": settings.drafter_window}
+        need = need_of(config, share, **asked) or Need(weights=share, states=StateBytes())
+        need = need if draft is None else beside(need, draft)
+        found = verdict(need, declared_context(config), self._have)
+        if not found.fits:
+            raise out_of_memory(found, share, need.drafter)
 
 
-def out_of_memory(found: Verdict, weights: int) -> OutOfMemory:
-    """The refusal of a model that does not fit, with its numbers and what to do."""
+def _draft_need(config: dict[str, Any], weights: int, dtype: str = "") -> Need:
+    """What a draft model asks for; of one whose states cannot be told, the weights alone are known."""
+    return need_of(config, weights, dtype=dtype) or Need(weights=weights, states=StateBytes())
+
+
+def out_of_memory(found: Verdict, weights: int, drafter: int = 0) -> OutOfMemory:
+    """The refusal of a model, with its drafter, that does not fit: its numbers and what to do."""
+    who, smaller = ("The model", "a smaller model or one in fewer bits")
+    held = f"{gigabytes(weights)} of it for its weights"
+    if drafter:
+        who, smaller = "The model with its drafter", f"{smaller}, or a smaller drafter or none"
+        held = f"{gigabytes(weights)} of it for the model's weights, {gigabytes(drafter)} for the drafter's"
     return OutOfMemory(
-        f"The model needs {gigabytes(found.smallest)} of memory, {gigabytes(weights)} of it for its weights, "
+        f"{who} needs {gigabytes(found.smallest)} of memory, {held}, "
         f"and this machine has {gigabytes(found.have.bytes)} ({found.have.source}).",
-        "Choose a smaller model or one in fewer bits, close other programs, or try it with "
-        "--no-memory-guard.",
+        f"Choose {smaller}, close other programs, or try it with --no-memory-guard.",
         field="memory_guard",
     )
 
@@ -143,7 +185,7 @@ def stored_bytes(found: ModelRef) -> int:
 
 def config_of(found: ModelRef) -> dict[str, Any]:
     """The config of a model on this machine. Raises BadCheckpoint or UnsupportedModel."""
-    from mlx_dspark.catalog.checkpoint import check_numbers
+    from mlx_dspark.catalog.config_faults import check_numbers
     from mlx_dspark.catalog.folder import read_config
     from mlx_dspark.catalog.gguf.file import open_gguf
     from mlx_dspark.catalog.gguf.layouts import gguf_config
@@ -155,7 +197,7 @@ def config_of(found: ModelRef) -> dict[str, Any]:
     return gguf_config(open_gguf(found.path))
 
 
-def _dtype_of(found: ModelRef) -> str:
+def dtype_of(found: ModelRef) -> str:
     """The type that a GGUF file is computed in; empty for a folder, whose config tells."""
     from mlx_dspark.catalog.checkpoint import computes_on_cpu
     from mlx_dspark.catalog.gguf.file import open_gguf

@@ -74,9 +74,9 @@ class BatchMeter:
         return None
 
     def _begin(self, rows: int) -> Steps:
-        from mlx_dspark.session.timing import RoundTimer
+        from mlx_dspark.session.timing import timed_rounds
 
-        timer = RoundTimer(self._target, self._drafter, rows=rows, deep=False)
+        timer = timed_rounds(self._target, self._drafter, rows=rows, deep=False)
         plan = rows_plan(timer.most, timer.depths[0], context=self._target.spec.context)
         return measuring(timer, plan, budget=BATCH_BUDGET)
 

@@ -233,18 +233,18 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     if known.leaves_shipped:
         shipped = None
 
-    def load(model: BlockDrafter | None = None) -> Checkpoint:
+    def load(model: BlockDrafter | None = None, draft_model: ModelRef | None = None) -> Checkpoint:
         def accept(stored: Any, config: dict[str, Any]) -> None:
             refuse_model(stored, config, kv_bits=settings.kv_bits, ranks=ranks)
-            guard.weigh_found(found, config, model)
+            guard.weigh_found(found, config, model, draft_model)
 
         divide = None if link is None else partial(divide_model, group=link.group)
         return load_checkpoint(found, progress=report, accept=accept, divide=divide)
 
     if settings.draft_model is not None:
         drafting = drafting_mode(settings)
-        draft = find_draft_model(settings, report)
-        checkpoint = load()
+        draft = find_draft_model(settings, report, weigh=guard.weigh_draft_model(found))
+        checkpoint = load(draft_model=draft)
         drafter = load_draft_model(draft, settings, checkpoint, report, ranks=ranks)
         return _Read(checkpoint, _after_lookup(settings, drafter), None, drafting, None, Registered())
     drafter, model, mode, known = _drafter(settings, shipped, known, report)
@@ -260,9 +260,10 @@ def _known(settings: LoadSettings, found: ModelRef, shipped: Path | None) -> Reg
     if not uses_shipped(settings):
         return Registered()
     gains = measured_gains(default_cache_dir(), fingerprint_of(found)) if settings.mode == "auto" else {}
+    insists = _insists(settings)
     if shipped is not None:
-        return registered_as_shipped(load_registry().named(shipped.name), gains)
-    return registered(found, settings.mode, gains)
+        return registered_as_shipped(load_registry().named(shipped.name), gains, insists=insists)
+    return registered(found, settings.mode, gains, insists=insists)
 
 
 def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link | None) -> Parts:
@@ -319,7 +320,7 @@ def _bound(settings: LoadSettings, read: _Read, target: Target) -> _Read:
     try:
         read.drafter.bind(target)
     except DrafterMismatch as error:
-        if read.known.drafter is None or settings.mode != "auto":
+        if read.known.drafter is None or _insists(settings):
             raise
         lookup = lookup_drafter(settings.max_draft, long_draft=settings.lookup_long_draft)
         lookup.bind(target)
@@ -407,13 +408,21 @@ _USED_WITH = {
 
 
 def _refuse_unused(settings: LoadSettings, unused: Sequence[str], advice: str) -> None:
-    for knob in LoadSettings.knobs():
-        if knob.name in unused and getattr(settings, knob.name) != knob.default:
-            raise UsageError(
-                f"{knob.name} is set, and nothing here would use it.",
-                f"Leave it out, or {advice}.",
-                field=knob.name,
-            )
+    for name in _set_knobs(settings, unused):
+        raise UsageError(
+            f"{name} is set, and nothing here would use it.", f"Leave it out, or {advice}.", field=name
+        )
+
+
+def _insists(settings: LoadSettings) -> bool:
+    """Whether what is asked for, a mode or a knob, needs a drafter with weights."""
+    return settings.mode != "auto" or bool(_set_knobs(settings, _DRAFTER_KNOBS))
+
+
+def _set_knobs(settings: LoadSettings, names: Sequence[str]) -> list[str]:
+    """Those of the knobs that have another value than their default."""
+    knobs = (knob for knob in LoadSettings.knobs() if knob.name in names)
+    return [knob.name for knob in knobs if getattr(settings, knob.name) != knob.default]
 
 
 def _drafter(
@@ -431,7 +440,7 @@ def _drafter(
     try:
         return *_drafting(settings, drafting, name, lookup, progress, ships=shipped is not None), known
     except (LoadError, DownloadError) as error:
-        if known.drafter is None or settings.mode != "auto":
+        if known.drafter is None or _insists(settings):
             raise
         known = without_drafter(known, error)
         return *_drafting(settings, drafting_mode(settings), None, None, progress), known

@@ -40,12 +40,14 @@ def may_be_registered(name: str | None) -> bool:
     return Path(name).is_dir() or (is_hub_id(name) and cached_repository(name) is not None)
 
 
-def registered(found: ModelRef, mode: str, measured: Mapping[str, float]) -> Registered:
+def registered(
+    found: ModelRef, mode: str, measured: Mapping[str, float], *, insists: bool = False
+) -> Registered:
     """The drafter that the registry names for a model in `mode`, which is auto, dspark or dflash.
 
-    In auto `measured`, gains over plain decoding by mode on this machine, comes before the row's own mode. A
-    faulty registry file is told and costs its own rows only. Raises BadCheckpoint for a model folder without
-    a readable config.json.
+    In auto `measured`, gains over plain decoding by mode on this machine, comes before the row's own mode;
+    with `insists` lookup is not chosen. A faulty registry file is told and costs its own rows only. Raises
+    BadCheckpoint for a model folder without a readable config.json.
     """
     from mlx_dspark.catalog.matching import facts_of, match
     from mlx_dspark.catalog.pairs import load_registry
@@ -58,7 +60,7 @@ def registered(found: ModelRef, mode: str, measured: Mapping[str, float]) -> Reg
     if pair is None:
         why = f"No registered drafter is used: {outcome.reason}; --drafter names one." if outcome.near else ""
         return Registered(told=f"{why} {faults}".strip())
-    wanted = chosen_mode(pair.mode, pair.drafters, measured) if mode == "auto" else mode
+    wanted = chosen_mode(pair.mode, pair.drafters, measured, insists=insists) if mode == "auto" else mode
     drafter = pair.drafters.get(wanted)
     if drafter is None:
         what = "lookup drafts" if mode == "auto" else f"it has no {mode} drafter"
@@ -66,9 +68,14 @@ def registered(found: ModelRef, mode: str, measured: Mapping[str, float]) -> Reg
     return Registered(pair, drafter, f"The pair {pair.id}: {drafter} drafts. {faults}".strip())
 
 
-def registered_as_shipped(pair: Pair | None, measured: Mapping[str, float]) -> Registered:
-    """The row of a drafter that is shipped with its model, and whether lookup was measured faster here."""
-    if pair is None or chosen_mode(pair.mode, pair.drafters, measured) != "lookup":
+def registered_as_shipped(
+    pair: Pair | None, measured: Mapping[str, float], *, insists: bool = False
+) -> Registered:
+    """The row of a drafter that is shipped with its model, and whether lookup was measured faster here.
+
+    `insists` is as for `registered`.
+    """
+    if pair is None or chosen_mode(pair.mode, pair.drafters, measured, insists=insists) != "lookup":
         return Registered(pair)
     return Registered(pair, told=f"The pair {pair.id}: lookup drafts.", leaves_shipped=True)
 
@@ -77,11 +84,20 @@ MARGIN = 1.05
 """How much faster another mode must have been than the row's for it to be taken in its place."""
 
 
-def chosen_mode(mode: str, drafters: Mapping[str, str], measured: Mapping[str, float]) -> str:
-    """The row's `mode`, unless another that this pair has was measured well faster here, beside it."""
+def chosen_mode(
+    mode: str, drafters: Mapping[str, str], measured: Mapping[str, float], *, insists: bool = False
+) -> str:
+    """The row's `mode`, unless another that this pair has was measured well faster here, beside it.
+
+    With `insists` it is a mode with a drafter, where the row has one.
+    """
+    insists = insists and bool(drafters)
+    if insists and mode not in drafters:
+        mode = next(iter(drafters))
     if mode not in measured:
         return mode
-    rivals = {name: gain for name, gain in measured.items() if name == "lookup" or name in drafters}
+    others = () if insists else ("lookup",)
+    rivals = {name: gain for name, gain in measured.items() if name in others or name in drafters}
     best = max(rivals, key=lambda name: rivals[name], default=mode)
     return best if rivals.get(best, 0.0) > MARGIN * measured[mode] else mode
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlx_dspark.catalog.fit import Memory, Need, StateBytes, Verdict, verdict
+from mlx_dspark.catalog.fit import SMALLEST_CONTEXT, Memory, Need, StateBytes, Verdict, verdict
+from mlx_dspark.catalog.pair_row import Expected
 from mlx_dspark.catalog.pairs import Pair
 from mlx_dspark.foundation.errors import DsparkError
 
@@ -31,6 +32,9 @@ class Shelved:
     licence: str = ""
     source: str = ""
     trouble: str = ""
+    speedups: Mapping[str, float] = field(default_factory=dict)
+    expected: tuple[Expected, ...] = ()
+    """Accept lengths that are recorded, of the drafter that is used unless another is asked for."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, as JSON takes them."""
@@ -54,6 +58,11 @@ class Shelved:
             "fit": told,
             "drafters": dict(self.drafters),
             "speedup": self.speedup,
+            "speedups": dict(self.speedups),
+            "accept_lengths": [
+                {"mode": each.mode, "content": each.content, "cap": each.cap, "mean": each.accept_length}
+                for each in self.expected
+            ],
             "licence": self.licence or None,
             "source": self.source or None,
             "trouble": self.trouble or None,
@@ -82,6 +91,8 @@ def known(pairs: Iterable[Pair], cache_dir: Path, have: Memory | None) -> Iterat
             first.licence,
             first.source,
             trouble,
+            first.speedups,
+            tuple(first.expectations(first.mode).values()),
         )
 
 
@@ -141,12 +152,10 @@ def _local_fit(path: Path, have: Memory | None) -> tuple[Verdict | None, int, st
 
 
 def _known_fit(pair: Pair, have: Memory | None) -> Verdict | None:
-    """Whether a model that is not here fits, as its row tells: its weights and what a token takes, or the
-    most that was seen to be needed."""
-    if have is None:
+    """Whether a model that is not here fits, as its row tells: its weights, or the most that was seen to be
+    needed, and what a token takes."""
+    known = max(pair.weights_bytes or 0, pair.peak_bytes or 0)
+    if have is None or not known:
         return None
-    peak = pair.peak_bytes
-    if pair.weights_bytes is not None:
-        states = StateBytes(per_token=pair.kv_bytes_per_token or 0)
-        return verdict(Need(weights=max(pair.weights_bytes, peak or 0), states=states), 512, have)
-    return None if peak is None else verdict(Need(weights=peak, states=StateBytes()), 512, have)
+    states = StateBytes(per_token=pair.kv_bytes_per_token or 0)
+    return verdict(Need(weights=known, states=states), SMALLEST_CONTEXT, have)

@@ -11,7 +11,9 @@ import psutil
 
 from mlx_dspark.calibration.plan import Item, depths
 from mlx_dspark.contracts import Ask, Drafter, Logits, Observation, Proposal, Source, Target, TargetSpec
+from mlx_dspark.drafters.draft_model.drafter import DraftModelDrafter
 from mlx_dspark.drafters.draft_model.rows import DraftModelRows
+from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.loop import Batch, VerifyLoop
 from mlx_dspark.engine.rounds import Rounds
@@ -31,6 +33,30 @@ AHEAD = 4
 _CYCLE = 48
 """The tokens of a row repeat after so many, so that lookup always finds what it looks for."""
 _CHUNK = 256
+
+
+TIMED_DRAFTS = 16
+"""Drafts of a draft model in the rounds that are timed, however many it makes: each costs about the same."""
+
+
+def timed(drafter: Drafter) -> Drafter:
+    """Who is timed in the place of `drafter`, to be bound where it is another one.
+
+    A draft model's number of drafts is a choice of every run, so the costs are those of one number for all.
+    """
+    parts: Sequence[Drafter] = getattr(drafter, "parts", (drafter,))
+    if not any(isinstance(part, DraftModelDrafter) for part in parts):
+        return drafter
+    alike = [part.drafting(TIMED_DRAFTS) if isinstance(part, DraftModelDrafter) else part for part in parts]
+    return alike[0] if len(alike) == 1 else FirstHit(alike)
+
+
+def timed_rounds(target: Target, drafter: Drafter, **options: Any) -> RoundTimer:
+    """The rounds of the pair as they are timed; `options` are RoundTimer's."""
+    alike = timed(drafter)
+    if alike is not drafter:
+        alike.bind(target)
+    return RoundTimer(target, alike, **options)
 
 
 class _Given:

@@ -105,6 +105,23 @@ def test_what_is_expected_of_a_round_follows_its_drafts() -> None:
     assert [expected_commit(known, n) for n in (1, 2, 3)] == pytest.approx([1.5, 1.8, 2.0])
 
 
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("cap", [1, 2])
+def test_longer_drafts_than_the_rows_cap_change_no_verdict(cap: int, share: float) -> None:
+    """A round that drafts on past the cap accepts more, of which the row says nothing."""
+    chance, row = 0.5 * share, Expected("dspark", "chat", cap, sum(0.5**i for i in range(cap + 1)))
+    for seed in range(20):
+        dice, short, whole = random.Random(seed), [], []
+        for _ in range(24):
+            runs = [next(i for i in range(8) if i == 7 or dice.random() >= chance) for _ in range(40)]
+            whole.append(Sample("chat", tuple(VerifyRound(7, n, n + 1, "dspark") for n in runs)))
+            kept = [min(n, cap) for n in runs]
+            short.append(Sample("chat", tuple(VerifyRound(cap, n, n + 1, "dspark") for n in kept)))
+        found = judge_acceptance(whole, {"chat": row})
+        assert found.share == judge_acceptance(short, {"chat": row}).share
+        assert found.kind == ("fine" if share == 1 else "low")
+
+
 @pytest.mark.weights
 @pytest.mark.parametrize("change", [{}, {"logits_start": 1}], ids=["right", "wrong slot"])
 def test_the_default_pair_in_the_wrong_slot_is_told_and_the_right_one_is_not(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlx_dspark.catalog.pairs import PACKAGED, read_pairs
 from mlx_dspark.cli.main import run
+from mlx_dspark.foundation.errors import BadCheckpoint
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.measured import measured_gains, remember_gains
 from mlx_dspark.session.pair import Parts, load_parts
@@ -71,6 +73,38 @@ def test_a_run_without_the_rows_own_mode_leaves_what_is_remembered(
     assert run(["benchmark", "--model", str(model), "--modes", "lookup", "--num-prompts", "1", *SHORT]) == 0
     capsys.readouterr()
     assert measured_gains(cache, fingerprint) == gains
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"confidence_threshold": 0.3}, {"drafter_bits": 0}, {"drafter_window": 64}, {"lookup_drafts": True}],
+)
+def test_auto_drafts_with_a_drafter_where_an_option_needs_one(
+    options: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    """Whatever was faster here: an option that is given is never refused for what was measured."""
+    parts = loaded(model)
+    assert remember_gains(tmp_path / "cache", parts.fingerprint, {"dspark": 1.0, "lookup": 2.0}) == ""
+    assert loaded(model).mode == "lookup"
+    assert load_parts(LoadSettings(model=model, **options)).mode == "dspark"
+    assert parts.pair is not None
+    for name in parts.pair.drafters.values():
+        (Path(name) / "config.json").unlink()
+    assert loaded(model).mode == "lookup"
+    with pytest.raises(BadCheckpoint, match=r"config\.json"):
+        load_parts(LoadSettings(model=model, **options))
+
+
+def test_doctor_says_that_a_row_expects_nothing(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tmp_path / "config" / "mlx_dspark" / "pairs.toml"
+    rows.write_text(rows.read_text().partition("[[pair.expected]]")[0])
+    assert run(["doctor", "--pair", str(model), "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["acceptance"]["status"] == "open"
+    assert "small has no accept length of mode dspark on record" in checks["acceptance"]["found"]
+    assert str(rows) in checks["acceptance"]["fix"]
 
 
 def test_what_is_remembered_chooses_for_a_shipped_drafter_too() -> None:

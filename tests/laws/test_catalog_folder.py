@@ -26,6 +26,7 @@ from mlx_dspark.targets.footprint import state_bytes
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
 from tests.tiny_gguf import save_tiny_gguf
+from tests.tiny_packagings import weights_of
 
 PROMPT = mx.array([[5, 9, 120, 300, 7, 7, 44]])
 
@@ -165,6 +166,22 @@ def change(name: str, **fields: Any) -> Callable[[Path], object]:
     return lambda folder: edit(folder, name, **fields)
 
 
+def edit_raw(**fields: Any) -> Callable[[Path], object]:
+    """As `change`, but None is written as null."""
+
+    def write_null(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+    return write_null
+
+
+def rename_a_tensor(folder: Path) -> None:
+    weights = weights_of(folder)
+    weights["model.layers.0.other.weight"] = weights.pop("model.layers.0.mlp.up_proj.weight")
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+
+
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 BAD = {
@@ -205,11 +222,37 @@ BAD = {
         "The tokenizer of",
     ),
     "tokenizer not JSON": (write("tokenizer.json", "{"), BadCheckpoint, "cannot be loaded"),
-    "weights of another size": (change("config.json", hidden_size=96), BadCheckpoint, "cannot be loaded"),
+    "weights of another size": (
+        change("config.json", hidden_size=96),
+        BadCheckpoint,
+        "is of shape (384, 64), and its config.json asks for (384, 96). Check hidden_size",
+    ),
     "weights of fewer layers": (
         change("config.json", num_hidden_layers=3),
         BadCheckpoint,
-        "cannot be loaded",
+        "says 3 for num_hidden_layers, and the weights have 2 layers",
+    ),
+    "weights of more layers": (
+        change("config.json", num_hidden_layers=1),
+        BadCheckpoint,
+        "says 1 for num_hidden_layers, and the weights have 2 layers",
+    ),
+    "null hidden size": (edit_raw(hidden_size=None), BadCheckpoint, "says null for hidden_size"),
+    "null heads": (edit_raw(num_attention_heads=None), BadCheckpoint, "says null for num_attention_heads"),
+    "missing hidden size": (change("config.json", hidden_size=None), BadCheckpoint, "lacks hidden_size"),
+    "words for eps": (change("config.json", rms_norm_eps="small"), BadCheckpoint, "'small' for rms_norm_eps"),
+    "words for rope": (change("config.json", rope_scaling="yarn"), BadCheckpoint, "'yarn' for rope_scaling"),
+    "words for quantization": (change("config.json", quantization="4bit"), BadCheckpoint, "'4bit'"),
+    "quantization without group": (
+        change("config.json", quantization={"bits": 4}),
+        BadCheckpoint,
+        "quantization in",
+    ),
+    "other names": (rename_a_tensor, BadCheckpoint, "unexpected model.layers.0.other.weight"),
+    "a drafter without model type": (
+        lambda folder: edit(folder, "config.json", model_type=None, speculators_model_type="dspark"),
+        UnsupportedModel,
+        "is a drafter and no model. Name it with --drafter",
     ),
     "missing field": (change("config.json", rms_norm_eps=None), BadCheckpoint, "rms_norm_eps"),
     "damaged generation config": (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,16 @@ from mlx_dspark.drafters.draft_model.vocabulary import check_same_vocabulary
 from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.foundation.errors import DrafterMismatch, ModelNotFound, UnsupportedModel, UsageError
 from mlx_dspark.foundation.settings import LoadSettings
-from mlx_dspark.session import load_pair
+from mlx_dspark.session import calibrate, load_pair
 from mlx_dspark.session.calibrate import Insist, calibrated
 from mlx_dspark.session.pair import load_parts
+from mlx_dspark.session.timing import TIMED_DRAFTS, RoundTimer
 from mlx_dspark.session.variants import variant
 from tests.tiny import VOCAB, save_tiny
+from tests.tiny_drafters import save_tiny_dspark
 from tests.tiny_families import family_config, tiny_family
+from tests.tiny_packagings import save_tiny_speculators
+from tests.tiny_variants import native, save_prism_gguf
 
 TEXT = "the people would call each other"
 
@@ -162,6 +166,29 @@ def test_what_cannot_be_a_target_cannot_be_a_draft_model(folders: Path, tmp_path
     assert refusal.value.field == "draft_model"
 
 
+@pytest.mark.parametrize("save", [save_tiny_dspark, save_tiny_speculators])
+def test_a_drafter_in_the_place_of_a_model_is_told_where_it_belongs(
+    folders: Path, tmp_path: Path, save: Callable[..., Path]
+) -> None:
+    head = save(tmp_path / "head")
+    with pytest.raises(UnsupportedModel, match="is a drafter and no model") as refusal:
+        load_parts(settings(folders, draft_model=head))
+    assert refusal.value.next_step == "Name it with --drafter, in the place of --draft-model."
+    with pytest.raises(UnsupportedModel, match="is a drafter and no model") as refusal:
+        load_parts(LoadSettings(model=head))
+    assert refusal.value.next_step.startswith("Name it with --drafter")
+    with pytest.raises(UnsupportedModel, match="is a language model") as refusal:
+        load_parts(LoadSettings(model=folders / "model", drafter=folders / "draft"))
+    assert "--draft-model" in refusal.value.next_step
+
+
+def test_a_packed_drafter_in_the_place_of_a_model_is_told_where_it_belongs(tmp_path: Path) -> None:
+    file = save_prism_gguf(native(tmp_path / "native", 1), tmp_path / "head.gguf")
+    with pytest.raises(UnsupportedModel, match="is a drafter and no model") as refusal:
+        load_parts(LoadSettings(model=file))
+    assert refusal.value.next_step.startswith("Name it with --drafter")
+
+
 def test_a_draft_model_that_is_not_there(folders: Path) -> None:
     with pytest.raises(ModelNotFound) as refusal:
         load_parts(settings(folders, draft_model="nowhere at all"))
@@ -172,10 +199,10 @@ def test_a_draft_model_that_is_not_there(folders: Path) -> None:
 def test_costs_belong_to_the_pair(folders: Path) -> None:
     facts = [
         load_parts(settings(folders, **options)).facts
-        for options in ({}, {}, {"draft_model": folders / "model"}, {"num_draft_tokens": 3})
+        for options in ({}, {"num_draft_tokens": 3}, {"max_draft": 20}, {"draft_model": folders / "model"})
     ]
-    assert facts[0] == facts[1]
-    assert all(other != facts[0] for other in facts[2:])
+    assert facts[0] == facts[1] == facts[2]
+    assert facts[3] != facts[0]
 
 
 @pytest.mark.parametrize("lookup", [False, True])
@@ -186,7 +213,33 @@ def test_what_its_drafts_cost_is_measured(folders: Path, lookup: bool) -> None:
     curves = calibration.curves or calibration.doubtful
     assert curves is not None
     timed = {point.cap for point in curves.draft["draft-model"]}
-    assert timed == {1, 2, 3}
+    assert timed == {1, 2, 4, TIMED_DRAFTS}
+    assert max(point.width for point in curves.verify) >= TIMED_DRAFTS + 1
+
+
+@pytest.mark.parametrize("lookup", [False, True])
+def test_one_measurement_serves_every_number_of_drafts(
+    folders: Path, lookup: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(calibrate, "UNASKED", True)
+    monkeypatch.setattr(
+        RoundTimer, "run", lambda _, item: 1e-3 if item.source else 0.01 + 1e-3 * (item.size + 1 - item.bare)
+    )
+    first, second, wide = (
+        calibrated(load_parts(settings(folders, num_draft_tokens=most, lookup_drafts=lookup)), None)
+        for most in (3, 8, 20)
+    )
+    assert first.calibration is not None
+    assert first.calibration.reason == "measured"
+    for other in (second, wide):
+        assert other.calibration is not None
+        assert (other.calibration.reason, other.calibration.curves) == (
+            "remembered",
+            first.calibration.curves,
+        )
+    with wide.session(own_thread=False) as session:
+        assert max(session.generate(TEXT, max_new_tokens=24).caps) <= 20
 
 
 def test_ways_to_draft_share_the_model(folders: Path) -> None:

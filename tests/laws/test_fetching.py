@@ -27,6 +27,7 @@ from mlx_dspark.cli.main import run
 from mlx_dspark.foundation.errors import DownloadError, ModelNotFound, RemoteCodeRefused
 from tests.fake_hub import Hub, running_hub, use_hub
 from tests.tiny import save_tiny
+from tests.tiny_drafters import save_tiny_dspark
 from tests.tiny_gguf import save_tiny_gguf
 
 ID, WEIGHTS = "owner/model", "model.safetensors"
@@ -319,3 +320,43 @@ def test_a_bare_name_of_several_models_is_refused_and_every_place_that_is_none_i
     assert str(second / "model") in str(error.value)
     assert run(["models", "--local", "--json"]) == 0
     assert f"{tmp_path / 'absent'}, which is no folder" in capsys.readouterr().err
+
+
+def test_a_short_name_is_removed_as_it_is_pulled(
+    hub: Hub, tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.add("mlx-community/Qwen3-8B-8bit", folder)
+    assert run(["pull", "qwen3-8b"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path.is_dir()
+    assert run(["rm", "qwen3-8b", "--yes"]) == 0
+    assert not path.exists()
+    assert run(["rm", "qwen3-8b", "--yes"]) == 2
+    assert "mlx-community/Qwen3-8B-8bit" in capsys.readouterr().err
+
+
+# inspect -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_inspected_without_its_weights(
+    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the small files alone, which tell its row too; a drafter is fetched: its tensors tell of it."""
+    hub.add("mlx-community/Qwen3-8B-8bit", save_tiny(tmp_path / "m", "qwen3"))
+    assert run(["inspect", "qwen3-8b", "--json"]) == 0
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert (told["name"], told["kind"], told["live"]) == ("mlx-community/Qwen3-8B-8bit", "model", True)
+    assert told["facts"]["hub_id"] == told["name"]
+    assert "qwen3-8b" in told["facts"]["no_pair_because"]
+    assert (told["facts"]["fetched"], told["facts"]["bytes"] > 0) == (False, True)
+    assert "`mlx-dspark pull mlx-community/Qwen3-8B-8bit` fetches them" in shown.err
+    assert not [name for method, name, _ in hub.asked if method == "GET" and name.endswith(".safetensors")]
+    hub.add("maker/head", save_tiny_dspark(tmp_path / "d"))
+    assert run(["inspect", "maker/head", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "drafter"
+    broken = tmp_path / "m" / "config.json"
+    broken.write_text(json.dumps(json.loads(broken.read_text()) | {"quantization": "4bit"}))
+    hub.add("maker/broken", tmp_path / "m")
+    assert run(["inspect", "maker/broken"]) == 2
+    assert "quantization" in capsys.readouterr().out

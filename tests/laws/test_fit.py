@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 import mlx_dspark
 from mlx_dspark.catalog.fit import Memory, Need, StateBytes, verdict
 from mlx_dspark.catalog.memory import group_room, memory_here
+from mlx_dspark.catalog.resolve import ModelRef, resolve_model
 from mlx_dspark.foundation.errors import OutOfMemory
+from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.fits import MemoryGuard, beside, config_of, dtype_of, need_of, stored_bytes
 from mlx_dspark.targets.footprint import state_bytes
 from mlx_dspark.targets.load import target_of
 from tests.company import fed
@@ -151,6 +154,33 @@ def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(
     assert "--no-memory-guard" in refusal.value.next_step
     with mlx_dspark.load(model, mode="lookup", memory_guard=False) as session:
         assert session.generate("the", max_new_tokens=2).num_tokens == 2
+
+
+def test_a_draft_model_counts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused where model and draft model do not fit together, though each of them does."""
+    draft = save_tiny(tmp_path / "draft", seed=2)
+    settings = LoadSettings.of({"model": model, "draft_model": draft})
+    found, other = (resolve_model(str(name), cache_dir=tmp_path) for name in (model, draft))
+    alone = [need_alone(each) for each in (found, other)]
+    together = beside(*alone).at(512)
+    assert together > max(each.at(512) for each in alone)
+    have = Memory(together, "a test")
+    monkeypatch.setattr("mlx_dspark.catalog.memory.memory_here", lambda: have)
+    mlx_dspark.load(model, draft_model=draft, calibrate=False).close()
+    have = Memory(together - 1, "a test")
+    mlx_dspark.load(model, mode="lookup").close()
+    with pytest.raises(OutOfMemory, match=r"The model with its drafter needs .* for the drafter's"):
+        mlx_dspark.load(model, draft_model=draft)
+    guard, unfetched = MemoryGuard(settings, have), (config_of(other), stored_bytes(other))
+    guard.weigh(*unfetched)
+    with pytest.raises(OutOfMemory):
+        guard.weigh_draft_model(found)(*unfetched)
+
+
+def need_alone(found: ModelRef) -> Need:
+    need = need_of(config_of(found), stored_bytes(found), dtype=dtype_of(found))
+    assert need is not None
+    return need
 
 
 def test_what_is_not_known_is_not_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
 
+from mlx_dspark.catalog import hashes
 from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.catalog.gguf import drafter as conversion
+from mlx_dspark.catalog.integrity import sha256_of
 from mlx_dspark.catalog.resolve import resolve_drafter
 from mlx_dspark.drafters.load import load_drafter
 from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, ModelNotFound, UnsupportedModel
@@ -74,6 +76,43 @@ def test_a_file_is_converted_once_whatever_it_is_called(
     monkeypatch.undo()
     monkeypatch.setenv(CACHE_DIR_VARIABLE, str(cache.parent))
     assert load_drafter(packed(tmp_path, 2)).folder != first.folder
+
+
+def test_no_byte_is_hashed_twice_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[str] = []
+
+    def counted(path: Path) -> str:
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(hashes, "sha256_of", counted)
+    monkeypatch.setattr(hashes, "SETTLED", -1.0)
+    file = packed(tmp_path)
+    first = load_drafter(file).folder
+    assert load_drafter(file).folder == first
+    assert sorted(hashed) == [conversion.CONFIG, file.name, conversion.WEIGHTS] * (len(hashed) // 3)
+    hashed.clear()
+    load_drafter(file)
+    assert hashed == []
+    before = file.stat()
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert load_drafter(file).folder != first
+    assert file.name in hashed
+
+
+def test_a_file_that_has_just_changed_is_not_remembered(tmp_path: Path) -> None:
+    (file := tmp_path / "file").write_bytes(b"1")
+    known = hashes.RememberedHashes(tmp_path, now=lambda: file.stat().st_mtime + hashes.SETTLED / 2)
+    assert known.sha256(file) == sha256_of(file)
+    assert not (tmp_path / hashes.FILE).exists()
+    (tmp_path / hashes.FILE).write_text("[")
+    later = hashes.RememberedHashes(tmp_path, now=lambda: file.stat().st_mtime + hashes.SETTLED * 2)
+    assert later.sha256(file) == sha256_of(file)
+    assert str(file) in (tmp_path / hashes.FILE).read_text()
 
 
 @pytest.mark.parametrize("name", [conversion.WEIGHTS, conversion.CONFIG, conversion.SUMS])

@@ -165,6 +165,17 @@ def test_a_shortened_file_says_what_is_missing(tmp_path: Path) -> None:
         open_gguf(tmp_path / "m.gguf")
 
 
+def test_a_file_that_ends_in_its_header_is_cut_short_wherever_it_ends(tmp_path: Path) -> None:
+    """No word of the reader's own reaches the user."""
+    path = tmp_path / "whole.gguf"
+    save_tiny_gguf(path)
+    whole = path.read_bytes()
+    for keep in [*range(4, 300), *range(300, 6000, 97)]:
+        path.write_bytes(whole[:keep])
+        with pytest.raises(BadCheckpoint, match="is cut short: "):
+            open_gguf(path)
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_text("this is not a model\n" * 50)
     with pytest.raises(BadCheckpoint, match="is not a GGUF file"):

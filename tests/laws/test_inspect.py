@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mlx_dspark.catalog.formats import read_drafter
 from mlx_dspark.cli.main import run
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
+from tests.tiny_packagings import save_tiny_speculators
 
 GOLDEN = sorted(path.parent for path in (Path(__file__).parents[1] / "golden").glob("*/config.json"))
 
@@ -88,6 +90,44 @@ def test_a_model_is_told_with_its_pair_or_why_it_has_none(
     assert (found["kind"], found["live"]) == ("model", damage is None)
     assert found["facts"]["architecture"] == "qwen3"
     assert found["facts"]["no_pair_because"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"num_hidden_layers": 5}, "num_hidden_layers"),
+        ({"quantization": "4bit"}, "quantization"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"model_type": "bert"}, "model_type"),
+        ({"auto_map": {}}, "auto_map"),
+    ],
+)
+def test_a_model_that_would_not_load_is_refused_in_both_forms(
+    change: dict, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny(tmp_path / "model", "qwen3")
+    file = model / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    found = inspected(model, capsys)
+    assert not found["live"]
+    assert told in found["refused"]
+    assert run(["inspect", str(model)]) == 2
+    assert "refused" in capsys.readouterr().out
+
+
+def test_a_warning_is_one_remark_without_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_tiny_speculators(tmp_path / "head")
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["speculators_config"]["proposal_methods"] = []
+    file.write_text(json.dumps(config))
+    shown = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert run(["inspect", str(folder)]) == 0
+    assert warnings.showwarning is shown
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"mlx-dspark: {file} does not tell whether the anchor's slot drafts")
 
 
 def checks(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, dict]:

@@ -14,6 +14,7 @@ import mlx_dspark
 from mlx_dspark.catalog.matching import ModelFacts, facts_of, match
 from mlx_dspark.catalog.pairs import PACKAGED, Pair, load_registry, read_pairs, registry
 from mlx_dspark.catalog.resolve import resolve_model
+from mlx_dspark.cli.main import run
 from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, UsageError
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.measured import measured_gains, remember_gains
@@ -94,10 +95,60 @@ def test_a_row_finds_its_own_target_and_by_its_id(pair: Pair) -> None:
     assert pair.source
 
 
+PUBLISHED = {
+    "qwen3-4b": ("mlx-community/Qwen3-4B-8bit", "dspark", True, 8, 2.0),
+    "qwen3-8b": ("mlx-community/Qwen3-8B-8bit", "dspark", True, 11, 2.2),
+    "qwen3-14b": ("mlx-community/Qwen3-14B-8bit", "dspark", True, 19, 2.0),
+    "gemma-4-12b": ("mlx-community/gemma-4-12B-it-8bit", "dspark", True, 15, 3.2),
+    "ternary-bonsai-27b": ("prism-ml/Ternary-Bonsai-27B-mlx-2bit", "dspark", True, 12, 1.15),
+    "qwen3.6-27b": ("mlx-community/Qwen3.6-27B-8bit", "dspark", True, 32, 2.3),
+    "ornith-1.0-9b": ("mlx-community/Ornith-1.0-9B-8bit", "dspark", True, 13, 2.4),
+    "qwen3.6-35b-a3b": ("mlx-community/Qwen3.6-35B-A3B-4bit", "dspark", False, 23, 1.3),
+    "qwen3.8-27b": ("mlx-community/Qwen3.8-27B-4bit", "dflash", False, 18, 2.7),
+    "qwen3.8-27b-8bit": ("mlx-community/Qwen3.8-27B-8bit", "dflash", False, 29, 3.7),
+    "nemotron-3.5-lightning-30b-a3b": (
+        "mlx-community/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-4bit",
+        "dspark",
+        False,
+        20,
+        1.25,
+    ),
+    "muse-glimmer-30b": ("mlx-community/Muse-Glimmer-30B-4bit", "dspark", False, 26, 1.7),
+    "muse-glimmer-30b-8bit": ("mlx-community/Muse-Glimmer-30B-8bit", "dspark", False, 40, 2.5),
+    "lfm2.5-2.6b": ("LiquidAI/LFM2.5-2.6B-MLX-bf16", "dspark", True, 7, 2.8),
+    "lfm2.5-1.2b": ("LiquidAI/LFM2.5-1.2B-Instruct-MLX-bf16", "dspark", True, 4, 3.4),
+    "lfm2.5-8b-a1b": ("LiquidAI/LFM2.5-8B-A1B-MLX-bf16", "dspark", False, 19, 1.2),
+    "nanbeige4.2-3b": ("MercuriusDream/Nanbeige4.2-3B-mlx-bf16", "dspark", True, 10, 2.9),
+    "minicpm5-2b": ("mlx-community/MiniCPM5-2B-bf16", "dspark", True, 6, 3.2),
+}
+"""By id: target, mode, whether lookup drafts first, stated GB and gain."""
+WITHOUT_ACCEPT_LENGTH = {"lfm2.5-2.6b", "lfm2.5-1.2b", "lfm2.5-8b-a1b", "nanbeige4.2-3b", "minicpm5-2b"}
+
+
 def test_every_published_row_is_there() -> None:
-    ids = {pair.id for pair in registry()}
-    assert {"qwen3-4b", "gemma-4-12b", "qwen3.8-27b", "qwen3.8-27b-8bit", "minicpm5-2b"} <= ids
-    assert len(ids) == len(registry()) == PACKAGED.read_text().count("[[pair]]")
+    own = {pair.id: pair for pair in read_pairs(PACKAGED)}
+    assert own.keys() == PUBLISHED.keys() | {"smollm2-135m"}
+    for name, (target, mode, lookup, gigabytes, gain) in PUBLISHED.items():
+        pair = own[name]
+        assert (pair.target, pair.mode, pair.lookup, pair.speedup) == (target, mode, lookup, gain)
+        assert pair.peak_bytes == gigabytes * 10**9
+        assert (pair.weights_bytes or 0) <= gigabytes * 10**9
+    assert {name for name, pair in own.items() if not pair.expectations(pair.mode)} == WITHOUT_ACCEPT_LENGTH
+
+
+def test_what_is_not_recorded_is_told(config_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(config_home, GOOD.replace("dspark =", "dflash ="))
+    assert run(["models"]) == 0
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("No accept length")]
+    names = {PUBLISHED[name][0] for name in WITHOUT_ACCEPT_LENGTH} | {"me/model"}
+    assert all(name in told for name in names)
+    assert "Qwen3-4B" not in told
+    assert run(["models", "--json"]) == 0
+    listed = {each["name"]: each for each in json.loads(capsys.readouterr().out)}
+    assert listed["me/model"]["accept_lengths"] == []
+    dflash = listed["mlx-community/Qwen3.8-27B-8bit"]
+    assert dflash["accept_lengths"] == [{"mode": "dflash", "content": "all", "cap": 7, "mean": 5.53}]
+    assert dflash["speedups"] == {"chat": 2.79, "code": 4.05, "math": 4.06}
 
 
 def write(home: Path, text: str) -> Path:
@@ -130,6 +181,8 @@ def test_user_rows_add_and_replace(config_home: Path) -> None:
         ('drafters = { dspark = "x" }\nlayers = 0', "layers", "at least 1"),
         ('drafters = { dspark = "x" }\nlayers = true', "layers", "whole number"),
         ('drafters = { dspark = "x" }\nspeedup = "2x"', "speedup", "above 0"),
+        ('drafters = { dspark = "x" }\nspeedups = 2.0', "speedups", "table of numbers"),
+        ('drafters = { dspark = "x" }\nspeedups = { chat = 0 }', "speedups.chat", "above 0"),
         ('drafters = { dspark = "x" }\nparents = "x"', "parents", "list of texts"),
         ('drafters = { dspark = "x" }\nlicense = "MIT"', "license", "not a field"),
         (
@@ -273,6 +326,9 @@ def test_what_was_measured_here_beats_the_row(tmp_path: Path) -> None:
     assert chosen_mode("dflash", heads, {"dspark": 2.2, "dflash": 2.0}) == "dspark"
     assert chosen_mode("dflash", heads, {"lookup": 2.2, "dflash": 2.0}) == "lookup"
     assert chosen_mode("dflash", heads, {"dspark": 2.0 * MARGIN, "dflash": 2.0}) == "dflash"
+    assert chosen_mode("dflash", heads, {"lookup": 9.0, "dflash": 2.0}, insists=True) == "dflash"
+    assert chosen_mode("lookup", heads, {}, insists=True) in heads
+    assert chosen_mode("lookup", {}, {}, insists=True) == "lookup"
     assert remember_gains(tmp_path, "model", {"dspark": 2.2, "dflash": 2.0}) == ""
     assert remember_gains(tmp_path, "other", {"lookup": 1.1}) == ""
     assert measured_gains(tmp_path, "model") == {"dspark": 2.2, "dflash": 2.0}

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.foundation.errors import EmptyPrompt, RequestError, UsageError
@@ -276,6 +277,23 @@ def test_a_template_that_refuses_is_reported_as_a_sentence() -> None:
     with pytest.raises(RequestError, match="roles must alternate") as caught:
         session.generate("hi")
     assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        (("hi", None), "--no-chat-template"),
+        (("hi", "be brief"), "system message"),
+        (([{"role": "user", "content": "a"}] * 2, None), "by turns"),
+    ],
+)
+def test_the_advice_on_a_template_that_refuses_fits_what_was_asked(asked: Any, advice: str) -> None:
+    """For a lone prompt there is no order of roles to change."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{{ nothing.at_all }}"
+    with pytest.raises(RequestError) as refusal:
+        encode_prompt(tokenizer, asked[0], system=asked[1])
+    assert advice in refusal.value.next_step
 
 
 def test_without_a_template_a_prompt_is_raw_and_a_conversation_is_refused() -> None:

@@ -113,6 +113,13 @@ class DrafterCheckpoint:
     packed: PackedWeights | None = None
 
 
+def without_prefix(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The same weights without a leading `model.`, where every name has it."""
+    if weights and all(name.startswith("model.") for name in weights):
+        return {name.removeprefix("model."): weight for name, weight in weights.items()}
+    return dict(weights)
+
+
 def backbone_tensors(config: DrafterConfig) -> dict[str, Shape]:
     """Names and shapes of the fusion, the layers and the final norm."""
     hidden = config.hidden

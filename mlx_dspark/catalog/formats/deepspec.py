@@ -17,6 +17,7 @@ from mlx_dspark.catalog.formats.base import (
     Shape,
     backbone_tensors,
     check_tensors,
+    without_prefix,
 )
 from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.errors import BadCheckpoint
@@ -59,13 +60,6 @@ def checked(
     trained = {name: weight for name, weight in weights.items() if name not in ("d2t", "t2d")}
     check_tensors(trained, expected_tensors(translated), config.file.parent)
     return DrafterCheckpoint(packaging, translated, trained, files, d2t)
-
-
-def without_prefix(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
-    """The same weights without a leading `model.`, where every name has it."""
-    if weights and all(name.startswith("model.") for name in weights):
-        return {name.removeprefix("model."): weight for name, weight in weights.items()}
-    return dict(weights)
 
 
 def translate(config: Fields, weights: Iterable[str]) -> DrafterConfig:

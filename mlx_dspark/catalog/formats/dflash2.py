@@ -17,6 +17,7 @@ from mlx_dspark.catalog.formats.base import (
     Shape,
     backbone_tensors,
     check_tensors,
+    without_prefix,
 )
 from mlx_dspark.catalog.formats.fields import Fields
 
@@ -32,9 +33,9 @@ def claims(config: Fields) -> bool:
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    translated = translate(config)
+    translated, weights = translate(config), without_prefix(weights)
     check_tensors(weights, expected_tensors(translated), config.file.parent)
-    return DrafterCheckpoint(PACKAGING, translated, dict(weights), files)
+    return DrafterCheckpoint(PACKAGING, translated, weights, files)
 
 
 def translate(config: Fields) -> DrafterConfig:

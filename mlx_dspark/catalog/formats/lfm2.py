@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats import deepspec, markers
-from mlx_dspark.catalog.formats.base import DrafterCheckpoint
+from mlx_dspark.catalog.formats.base import DrafterCheckpoint, without_prefix
 from mlx_dspark.catalog.formats.fields import Fields
 
 PACKAGING = "LFM2"
@@ -32,7 +32,7 @@ claims = markers.lfm2
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    weights = deepspec.without_prefix(weights)
+    weights = without_prefix(weights)
     nested = config.section("dflash_config").values
     flat = {key: nested[key] for key in NESTED if key in nested} | config.values
     if "lfm2" in config.text("model_type", "lfm2"):

@@ -34,7 +34,9 @@ def specforge(config: Fields) -> bool:
 
 
 def nvidia(config: Fields) -> bool:
-    """A DSpark head of the lineage of Nemotron's."""
+    """A DSpark head of the lineage of Nemotron's; speculators have sinks too."""
+    if speculators(config):
+        return False
     section = config.section("dflash_config")
     named = any("DSpark" in name for name in config.texts("architectures"))
     keys = any(key in place for key in NVIDIA_KEYS for place in (config, section))

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats import deepspec, markers, shared
-from mlx_dspark.catalog.formats.base import DrafterCheckpoint
+from mlx_dspark.catalog.formats.base import DrafterCheckpoint, without_prefix
 from mlx_dspark.catalog.formats.fields import Fields
 
 PACKAGING = "Nemotron"
@@ -23,7 +23,7 @@ claims = markers.nvidia
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    weights = deepspec.without_prefix(weights)
+    weights = without_prefix(weights)
     flat = _flat(config)
     translated = deepspec.translate(flat, weights)
     causal = _causal(flat)

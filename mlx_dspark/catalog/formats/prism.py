@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats import deepspec, markers
-from mlx_dspark.catalog.formats.base import DrafterCheckpoint
+from mlx_dspark.catalog.formats.base import DrafterCheckpoint, without_prefix
 from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.numbers import brief, is_finite
 
@@ -22,7 +22,7 @@ claims = markers.prism
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    weights = deepspec.without_prefix(weights)
+    weights = without_prefix(weights)
     translated = replace(deepspec.translate(config, weights), noise_levels=True)
     _check_levels(config)
     return deepspec.checked(PACKAGING, config, translated, weights, files)

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats import deepspec, markers
-from mlx_dspark.catalog.formats.base import DrafterCheckpoint
+from mlx_dspark.catalog.formats.base import DrafterCheckpoint, without_prefix
 from mlx_dspark.catalog.formats.fields import Fields
 
 PACKAGING = "Qwen 3.5 native"
@@ -24,7 +24,7 @@ def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...
 
     Each mark counts by itself: `model_type` for the norms, the gate's flag for the queries.
     """
-    weights = deepspec.without_prefix(weights)
+    weights = without_prefix(weights)
     translated = deepspec.translate(config, weights)
     gated = config.flag(markers.GATED, False)
     translated = replace(translated, gated=gated, **_rope(config, translated.head_dim))

@@ -97,7 +97,8 @@ def _refuse_language_model(config: Fields) -> None:
     if whole or (not names and kind and knows_model_type({"model_type": kind})):
         raise UnsupportedModel(
             f"{config.file.parent} is a language model ({', '.join(whole) or kind}), not a drafter.",
-            "Name it with --model, and a DSpark or DFlash drafter made for it with --drafter.",
+            "Name it with --model, or where it is to draft, with --draft-model; --drafter takes a DSpark or "
+            "DFlash drafter that was made for the model.",
             field="drafter",
         )
 

@@ -49,8 +49,11 @@ def declared(config: Fields, layer_types: Sequence[str]) -> RopeFields:
 
 
 def gemma4(config: Fields) -> RopeFields:
-    """The entry of the full-attention layers, which is the one the drafter was built with."""
-    parameters = config.section("rope_parameters").section("full_attention")
+    """The entry of the full-attention layers, which is the one the drafter was built with; or the only one,
+    where the section is not by layer type."""
+    section = config.section("rope_parameters")
+    by_type = any(name in section for name in ("full_attention", "sliding_attention"))
+    parameters = section.section("full_attention") if by_type else section
     theta = parameters.number("rope_theta", DEFAULT_THETA, above=1.0)
     if not parameters.values:
         return RopeFields(theta, "proportional", {"partial_rotary_factor": 0.25})

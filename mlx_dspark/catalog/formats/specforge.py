@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats import deepspec, markers, rope, shared, zlab
-from mlx_dspark.catalog.formats.base import DrafterCheckpoint
+from mlx_dspark.catalog.formats.base import DrafterCheckpoint, without_prefix
 from mlx_dspark.catalog.formats.fields import Fields
 from mlx_dspark.foundation.errors import BadCheckpoint
 
@@ -38,7 +38,7 @@ claims = markers.specforge
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    weights = _renamed(config, deepspec.without_prefix(weights))
+    weights = _renamed(config, without_prefix(weights))
     flat = _flat(config, weights)
     translated = deepspec.translate(flat, weights)
     rotary = rope.declared(flat, shared.layer_types(flat, translated.layers))

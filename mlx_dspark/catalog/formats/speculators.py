@@ -14,7 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats import deepspec, markers, shared
-from mlx_dspark.catalog.formats.base import DrafterCheckpoint
+from mlx_dspark.catalog.formats.base import DrafterCheckpoint, without_prefix
 from mlx_dspark.catalog.formats.fields import Fields
 
 PACKAGING = "speculators"
@@ -43,7 +43,7 @@ claims = markers.speculators
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
     algorithm = algorithm_of(config)
-    weights = deepspec.without_prefix(weights)
+    weights = without_prefix(weights)
     weights = {name: weight for name, weight in weights.items() if not name.startswith(VERIFIER)}
     flat = _flat(config, weights, algorithm)
     translated = deepspec.translate(flat, weights)

@@ -13,6 +13,7 @@ from mlx_dspark.catalog.formats.base import (
     DrafterConfig,
     backbone_tensors,
     check_tensors,
+    without_prefix,
 )
 from mlx_dspark.catalog.formats.fields import Fields
 
@@ -44,9 +45,9 @@ def has_selector(config: Fields) -> bool:
 
 def read(config: Fields, weights: Mapping[str, mx.array], files: tuple[Path, ...]) -> DrafterCheckpoint:
     """Translate one head. Raises BadCheckpoint or UnsupportedModel naming the key or tensor."""
-    translated = translate(config)
+    translated, weights = translate(config), without_prefix(weights)
     check_tensors(weights, backbone_tensors(translated), config.file.parent)
-    return DrafterCheckpoint(PACKAGING, translated, dict(weights), files)
+    return DrafterCheckpoint(PACKAGING, translated, weights, files)
 
 
 def translate(config: Fields) -> DrafterConfig:

@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from gguf import ReaderTensor
 from mlx_dspark.catalog.gguf.facts import Facts
 from mlx_dspark.catalog.gguf.file import GGUFFile, open_gguf
 from mlx_dspark.catalog.gguf.weights import DENSE
-from mlx_dspark.catalog.integrity import content_hash, sha256_of
+from mlx_dspark.catalog.hashes import RememberedHashes
+from mlx_dspark.catalog.integrity import sha256_of
+from mlx_dspark.catalog.reading import reading
 from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
 
 ARCHITECTURE = "dspark"
@@ -79,18 +81,21 @@ def converted(path: Path, cache_dir: Path) -> Path:
     if architecture != ARCHITECTURE:
         raise UnsupportedModel(
             f"{path} is a GGUF file of the architecture {architecture!r}, not a supported drafter.",
-            f"Use a drafter of the architecture {ARCHITECTURE!r}, or name a language model with --model.",
+            f"Use a drafter of the architecture {ARCHITECTURE!r}; a language model is named with --model, or "
+            "where it is to draft, with --draft-model.",
             field="drafter",
         )
     home = cache_dir / HOME
-    target = home / content_hash(file.shards)
-    if _is_whole(target):
+    hashes = RememberedHashes(cache_dir)
+    with reading(path):
+        target = home / hashes.of_content(file.shards)
+    if _is_whole(target, hashes.sha256):
         return target
     config, weights = _config(file), _weights(file)
     try:
         home.mkdir(parents=True, exist_ok=True)
         with FileLock(home / "lock"):
-            if not _is_whole(target):
+            if not _is_whole(target, hashes.sha256):
                 _put(target, config, weights)
     except OSError as error:
         raise BadCheckpoint(
@@ -100,17 +105,17 @@ def converted(path: Path, cache_dir: Path) -> Path:
     return target
 
 
-def _is_whole(target: Path) -> bool:
+def _is_whole(target: Path, hash_of: Callable[[Path], str]) -> bool:
     """Whether both files have the hashes that were written down with them."""
     try:
         sums = json.loads((target / SUMS).read_text(encoding="utf-8"))
-        return sums == _sums(target)
+        return sums == _sums(target, hash_of)
     except (OSError, ValueError):
         return False
 
 
-def _sums(folder: Path) -> dict[str, str]:
-    return {name: sha256_of(folder / name) for name in (CONFIG, WEIGHTS)}
+def _sums(folder: Path, hash_of: Callable[[Path], str]) -> dict[str, str]:
+    return {name: hash_of(folder / name) for name in (CONFIG, WEIGHTS)}
 
 
 def _put(target: Path, config: Mapping[str, Any], weights: Mapping[str, mx.array]) -> None:
@@ -120,7 +125,7 @@ def _put(target: Path, config: Mapping[str, Any], weights: Mapping[str, mx.array
         new.mkdir()
         (new / CONFIG).write_text(json.dumps(config, indent=1), encoding="utf-8")
         mx.save_safetensors(str(new / WEIGHTS), dict(weights), {"format": "mlx"})
-        (new / SUMS).write_text(json.dumps(_sums(new)), encoding="utf-8")
+        (new / SUMS).write_text(json.dumps(_sums(new, sha256_of)), encoding="utf-8")
         if target.exists():
             os.replace(target, Path(scratch) / "damaged")
         os.replace(new, target)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlx_dspark.catalog.folder import drafter_as_model
 from mlx_dspark.catalog.gguf.facts import Facts
 from mlx_dspark.catalog.gguf.file import FETCH_AGAIN, GGUFFile
 from mlx_dspark.catalog.gguf.rope import FACTORS, rope_scaling
@@ -89,6 +90,8 @@ def layout_of(file: GGUFFile) -> Layout:
         return LAYOUTS[architecture]
     except (KeyError, TypeError):
         pass
+    if architecture == "dspark":
+        raise drafter_as_model(file.path)
     if architecture == "clip":
         raise file.unsupported("an image encoder, the companion of a language model", "the language model")
     raise file.unsupported(
