@@ -87,9 +87,11 @@ def efforts_of(template: str, name: str, render: Render) -> tuple[str, ...]:
 
 
 def nearest_effort(asked: str, known: Sequence[str]) -> str:
-    """The known effort nearest to the one asked for; of two equally near, the lesser."""
+    """The known effort nearest to the one asked for; of two equally near, the lesser. None at all is near to
+    nothing else."""
     scale = EFFORTS.index
-    return min(known, key=lambda effort: (abs(scale(effort) - scale(asked)), scale(effort)))
+    near = [effort for effort in known if (effort == EFFORTS[0]) == (asked == EFFORTS[0])] or known
+    return min(near, key=lambda effort: (abs(scale(effort) - scale(asked)), scale(effort)))
 
 
 def _source(tokenizer: Any) -> str:

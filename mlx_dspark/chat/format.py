@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from mlx_dspark.chat.headers import state_after
 from mlx_dspark.chat.layouts import PLAIN, State, layout_of
 from mlx_dspark.chat.messages import check_conversation, template_messages, template_tools, thinking_asked
 from mlx_dspark.chat.template import apply_template
+from mlx_dspark.compat.control_tokens import can_sanitize
 from mlx_dspark.foundation.chat import Conversation
 from mlx_dspark.foundation.errors import RequestError
 
@@ -103,8 +105,18 @@ class ChatFormat:
         self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: dict[str, Any]
     ) -> tuple[str, tuple[int, ...]]:
         text = apply_template(self._tokenizer, messages, tools, variables, tokenize=False)
-        ids = apply_template(self._tokenizer, messages, tools, variables, tokenize=True)
-        return str(text), tuple(int(token) for token in ids)
+        return str(text), tuple(int(token) for token in self._ids(messages, tools, variables))
+
+    def _ids(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: dict[str, Any]
+    ) -> Sequence[int]:
+        """The ids; control tokens are those that the template writes, and in what was said they are text,
+        where the tokenizer can tell them apart."""
+        if self.facts.source and can_sanitize():
+            with suppress(RequestError):
+                apart = variables | {"sanitize_control_tokens": True}
+                return apply_template(self._tokenizer, messages, tools, apart)
+        return apply_template(self._tokenizer, messages, tools, variables)
 
     def _variables(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The template's variables, and the fields that no variable stands for."""
@@ -113,7 +125,7 @@ class ChatFormat:
         thinking, effort = thinking_asked(conversation), conversation.effort
         if thinking is not None:
             variables |= dict.fromkeys(self.facts.switches, thinking)
-            if thinking and not self.facts.switches and self.layout is PLAIN:
+            if thinking and self.layout is PLAIN and not (self.facts.switches or self.facts.efforts):
                 ignored.append("thinking")
         if effort is not None and self.facts.efforts:
             nearest = nearest_effort(effort, self.facts.efforts)
