@@ -13,7 +13,7 @@ from mlx_dspark.foundation.errors import DsparkError
 
 SWITCH_NAMES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on and off."""
-EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "effort")
+EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort", "effort")
 """Template variables that say how much to reason."""
 _USUAL_EFFORTS = ("low", "medium", "high")
 _NO_EFFORT = "no-such-effort"

@@ -47,8 +47,8 @@ def thinking_asked(conversation: Conversation) -> bool | None:
 
 
 def template_messages(turns: Sequence[Turn], *, arguments_as_text: bool = False) -> list[dict[str, Any]]:
-    """The turns as chat templates know them: OpenAI's messages, with `reasoning_content`, and with arguments
-    as objects or, where a template wants it so, as JSON text."""
+    """The turns as chat templates know them: OpenAI's messages, with the reasoning under the names that
+    templates read, and with arguments as objects or, where a template wants it so, as JSON text."""
     names = {call.id: call.name for turn in turns for call in turn.tool_calls}
     return [_message(turn, names, arguments_as_text) for turn in turns]
 
@@ -68,7 +68,7 @@ def _function(tool: Tool) -> dict[str, Any]:
 def _message(turn: Turn, names: dict[str, str], arguments_as_text: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.reasoning:
-        message["reasoning_content"] = turn.reasoning
+        message["reasoning_content"] = message["thinking"] = turn.reasoning
     if turn.tool_calls:
         message["tool_calls"] = [_call(call, arguments_as_text) for call in turn.tool_calls]
     if turn.role == "tool":
