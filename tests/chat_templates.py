@@ -52,6 +52,19 @@ HARMONY = (
     "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
+ONE_CALL = (
+    "{% for m in messages %}{% set message = m %}[{{ m.role }}|{{ m.content }}|{{ message.thinking }}|"
+    "{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "{{ (message.tool_calls[0]).function.name }}{% endif %}]{% endfor %}{{ tools }}"
+)
+"""Reads the first call of a turn, and reasoning or text beside it, as gpt-oss does."""
+RESPONSES = (
+    "{% for message in messages %}[{{ message.role }}|{{ message.content }}|"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }};{% endfor %}|"
+    "{% for each in message.tool_responses or [] %}{{ each.name }}={{ each.response }};{% endfor %}]"
+    "{% endfor %}{{ tools }}"
+)
+"""Knows results as a part of the turn that asked for them, as Gemma 4 does."""
 HARMONY_MARKS = (
     "<|start|>",
     "<|message|>",

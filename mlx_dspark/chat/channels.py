@@ -184,8 +184,9 @@ class ChannelParser:
             return
         self._turn("text")
         self._spacing.keep()
-        self._release(self._held[:1])
-        self._held = self._held[1:]
+        if self._held.startswith(self._layout.starts):
+            self._release(self._held[:1])
+            self._held = self._held[1:]
 
     # calls -----------------------------------------------------------------------------------------
 

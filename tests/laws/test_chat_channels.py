@@ -202,7 +202,11 @@ def _removable(syntax: Syntax) -> list[re.Pattern[str]]:
     layout = syntax.layout
     found = [re.escape(mark) for mark in (layout.opener, layout.closer, *layout.ends) if mark]
     if layout.message:
-        role, to, marks = r"(<\|start\|>)?[\w.-]*", r"(to=[\w.:/-]*)?", "|".join(map(re.escape, layout.starts))
+        role, to, marks = (
+            r"(<\|start\|>)?[\w.-]*",
+            r"(to=[\w.:/-]*)?",
+            "|".join(map(re.escape, layout.starts)),
+        )
         found.append(rf"{role}{to}(<\|channel\|>\w*)?{to}(<\|constrain\|>)?\w*<\|message\|>")
         found.append(rf"({marks})[\w.:/=<|>-]*$")
     return [re.compile(mark) for mark in found]

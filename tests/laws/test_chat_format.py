@@ -142,6 +142,35 @@ def test_tools_calls_and_results_reach_the_template() -> None:
     assert 'args: {"a": 1}' in as_text
 
 
+TWICE = (
+    Turn("user", "do"),
+    Turn("assistant", "Well.", "Hm.", (ToolUse("c1", "noop", "{}"), ToolUse("c2", "other", "{}"))),
+    Turn("tool", '{"n": 1}', tool_call_id="c1"),
+    Turn("tool", "two", tool_call_id="c2"),
+    Turn("tool", "stray", tool_call_id="c9", name="lost"),
+)
+
+
+def test_a_template_that_reads_one_call_of_a_turn_gets_a_turn_for_each() -> None:
+    text, _ = _rendered(templates.ONE_CALL, Conversation(TWICE))
+    called = '[assistant||Hm.\n\nWell.|noop][tool|{"n": 1}||][assistant|||other][tool|two||][tool|stray||]'
+    assert text.startswith("[user|do||]" + called)
+
+
+def test_a_template_that_has_results_in_the_turn_that_asked_gets_them_there() -> None:
+    text, _ = _rendered(templates.RESPONSES, Conversation(TWICE))
+    expected = "[assistant|Well.||][assistant||noop;other;|noop={'n': 1};other=two;lost=stray;]"
+    assert text.startswith("[user|do||]" + expected)
+    own = "{% if messages[0].role == 'tool' %}{% endif %}" + templates.RESPONSES
+    assert "[tool|two||]" in _rendered(own, Conversation(TWICE))[0]
+
+
+def test_a_template_that_reads_a_budget_is_given_it() -> None:
+    conversation = Conversation(USER, thinking_budget=64)
+    text, _ = _rendered("{{ thinking_budget }} tokens" + templates.PLAIN, conversation)
+    assert text.startswith("64 tokens")
+
+
 def test_a_result_names_the_tool_that_gave_it() -> None:
     text, _ = _rendered("{% for m in messages %}[{{ m.name }}]{% endfor %}{{ tools }}", Conversation(CALLED))
     assert "[noop]" in text
@@ -205,6 +234,8 @@ GRAMMARS = {
     "<|tool_call>call:x<tool_call|>": "gemma4",
     "List of tools: <|tool_list_start|>": "pythonic",
     "[TOOL_CALLS]": "mistral",
+    "<TOOLCALL>[]</TOOLCALL>": "toolcall",
+    "<seed:tool_call>\n<function=x><parameter=y>": "function tags",
     "<arg_key>": "glm47",
 }
 

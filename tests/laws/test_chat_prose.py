@@ -100,6 +100,62 @@ def test_a_call_that_breaks_off_is_marked_and_comes_back_as_text() -> None:
     assert answer.turn == Turn("assistant", answer.text, "", answer.tool_calls)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("function tags", "<function=get_weather><parameter=days>3</parameter></function>"),
+        (
+            "function tags",
+            "<seed:tool_call><function=get_weather><parameter=days>3</parameter></function></seed:tool_call>",
+        ),
+        ("function tags", "<tool_call><function=get_weather><parameter=days>\n3\n</parameter></function>"),
+        ("named function", "<function name='get_weather'><param name=days> 3 </param></function>"),
+        ("pythonic", "<|tool_call_start|>[get_weather(days=3,)]<|tool_call_end|>"),
+        ("harmony", ' to=functions.get_weather<|channel|>commentary json<|message|>{"days": 3}<|call|>'),
+        ("harmony", '<|channel|>commentary to=get_weather<|message|> {"days": 3}'),
+        (
+            "atem",
+            '<atem:function_calls><atem:invoke id="1" name="get_weather"><atem:parameter name="days">3'
+            "</atem:parameter></atem:invoke>",
+        ),
+    ],
+)
+def test_calls_as_models_vary_them(name: str, text: str) -> None:
+    answer = _folded(text, SYNTAXES[name].state, name)
+    assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [
+        ("get_weather", {"days": 3})
+    ]
+    assert answer.text == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "<|tool_call_start|>[noop(1)]<|tool_call_end|>"),
+        ("pythonic", "<|tool_call_start|>[noop(), x]<|tool_call_end|>"),
+        ("pythonic", "<|tool_call_start|>[noop(a='it's')]<|tool_call_end|>"),
+        ("pythonic", "<|tool_call_start|>[noop(a=b'x')]<|tool_call_end|>"),
+        ("pythonic", "<|tool_call_start|>[]<|tool_call_end|>"),
+        ("gemma", "<|tool_call>call:noop{} and so on<tool_call|>"),
+        ("gemma", "<|tool_call>call:noop{a:}<tool_call|>"),
+        ("gemma", "<|tool_call>call:noop{<tool_call|>"),
+        ("gemma", "<|tool_call><tool_call|>"),
+        ("function tags", "<tool_call>\n<function=noop>\n<parameter>1</parameter></function></tool_call>"),
+        ("atem", "<atem:function_calls></atem:function_calls>"),
+        ("named function", '<function name="noop"><param>1</param></function>'),
+    ],
+)
+def test_malformed_calls_of_any_family_are_text(name: str, text: str) -> None:
+    assert _folded(f"Look: {text} there", "text", name) == ChatAnswer(f"Look: {text} there")
+
+
+def test_python_strings_with_bare_line_breaks_are_read() -> None:
+    (call,) = _folded(
+        "<|tool_call_start|>[get_weather(city='a\nb\\n')]<|tool_call_end|>", "text", "pythonic"
+    ).tool_calls
+    assert json.loads(call.arguments) == {"city": "a\nb\n"}
+
+
 def test_arguments_stream_as_they_come() -> None:
     text = hermes("get_weather", {"city": "x" * 90})
     parser = HERMES.parser()
