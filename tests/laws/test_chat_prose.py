@@ -35,6 +35,7 @@ def _folded(text: str, state: Any = "text", name: str = "hermes") -> ChatAnswer:
         'He wrote "<think>" and left.',
         "```xml\n<think>\nhidden\n</think>\n```\nThat is all.",
         "~~~\n<think>\n~~~",
+        f"```\na\n\n{CALL}\n<think>\n```\nb",
         f"Call it like this: `{CALL}`.",
         f"```\n{CALL}\n```",
         f"“{CALL}”",
