@@ -64,7 +64,7 @@ STRICT = (
 )
 """Takes user and assistant by turns, and no system turn, as Gemma 2 does."""
 SYSTEM_FIRST = (
-    "{% for m in messages %}{% if m.role == 'system' and loop.index0 %}{{ raise_exception('late') }}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'system' and loop.index0 %}{{ raise_exception('no') }}{% endif %}"
     "[{{ m.role }}|{{ m.content }}]{% endfor %}"
 )
 """Takes a system turn at the beginning only, as Qwen3 does."""
