@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlx_dspark.chat.answer import ChatAnswer
@@ -114,6 +114,7 @@ def test_a_call_that_breaks_off_is_marked_and_comes_back_as_text() -> None:
         ("pythonic", "<|tool_call_start|>[get_weather(days=3,)]<|tool_call_end|>"),
         ("harmony", ' to=functions.get_weather<|channel|>commentary json<|message|>{"days": 3}<|call|>'),
         ("harmony", '<|channel|>commentary to=get_weather<|message|> {"days": 3}'),
+        ("gemma", "<|tool_call>call:get_weather{ days : 3}<tool_call|>"),
         (
             "atem",
             '<atem:function_calls><atem:invoke id="1" name="get_weather"><atem:parameter name="days">3'
@@ -148,6 +149,13 @@ def test_calls_as_models_vary_them(name: str, text: str) -> None:
 )
 def test_malformed_calls_of_any_family_are_text(name: str, text: str) -> None:
     assert _folded(f"Look: {text} there", "text", name) == ChatAnswer(f"Look: {text} there")
+
+
+def test_gemma_keys_are_any_text_and_values_nest() -> None:
+    body = 'call:get_weather{city:<|"|>a{b}, c: d<|"|>, x-y:[{k.1:{z:null}},<|"|>,e:<|"|>],<|"|>q<|"|>:-1.5}'
+    (call,) = _folded(f"<|tool_call>{body}<tool_call|>", "text", "gemma").tool_calls
+    expected = {"city": "a{b}, c: d", "x-y": [{"k.1": {"z": None}}, ",e:"], "q": -1.5}
+    assert json.loads(call.arguments) == expected
 
 
 def test_python_strings_with_bare_line_breaks_are_read() -> None:
@@ -263,6 +271,12 @@ def test_a_json_value_ends_where_it_ends(value: Any, plain: bool, size: int, aft
     assert _read(text + " " + after, size) == (True, len(text), text)
 
 
+@example('"\\u001"', 1)
+@example('"\\u001g"', 2)
+@example('"\\u00151"', 3)
+@example('"\\q"', 1)
+@example('{"a": 1,}', 2)
+@example("[1,]", 2)
 @given(text=st.text(st.sampled_from('{}[]":,\\u0015eEtrue-+. \n\x01ab'), max_size=14), size=st.integers(1, 4))
 @settings(max_examples=600, deadline=None)
 def test_text_is_a_json_value_where_python_says_so(text: str, size: int) -> None:

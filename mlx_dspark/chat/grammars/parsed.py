@@ -15,6 +15,7 @@ from mlx_dspark.foundation.chat import Tool
 Parser = Callable[[str, Any], Any]
 _FAULTS = (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, MemoryError)
 _STRING = re.compile(r'<\|"\|>.*?<\|"\|>', re.DOTALL)
+_BARE_KEY = re.compile(r'([{,])\s*([^\s{}\[\],:"<>]+)\s*:')
 _PYTHON_STRING = re.compile(r"""\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 
 
@@ -63,6 +64,14 @@ def _calls(parse: Parser, text: str, tools: Schemas) -> tuple[tuple[str, Any], .
         raise Broken from error
 
 
+def _quoted_keys(text: str) -> str:
+    """Gemma's syntax with its bare keys as strings, of which the parser takes any, and without white space
+    before them."""
+    parts = re.split(rf"({_STRING.pattern})", text, flags=re.DOTALL)
+    parts[::2] = [_BARE_KEY.sub(r'\1<|"|>\2<|"|>:', part) for part in parts[::2]]
+    return "".join(parts)
+
+
 def _is_gemma(text: str) -> bool:
     """Whether the text is `call:name{…}`, once or more often, with balanced braces and nothing beside."""
     depth = 0
@@ -95,7 +104,7 @@ def _is_named_call(node: ast.expr) -> bool:
 
 
 _MORE: dict[str, dict[str, Any]] = {
-    "gemma4": {"spans": (('<|"|>', '<|"|>'),), "whole": _is_gemma},
+    "gemma4": {"tidy": _quoted_keys, "spans": (('<|"|>', '<|"|>'),), "whole": _is_gemma},
     "pythonic": {"tidy": _one_line, "whole": _is_python},
 }
 """What is to be known of a parser beside its marks."""
