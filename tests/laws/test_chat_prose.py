@@ -10,11 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlx_dspark.chat.answer import ChatAnswer
+from mlx_dspark.chat.grammars import OWN
+from mlx_dspark.chat.grammars.parsed import of_mlx_lm
 from mlx_dspark.chat.json_text import MAX_DEPTH, JsonText
 from mlx_dspark.chat.typed import arguments_of, typed
 from mlx_dspark.foundation.chat import Turn
 from mlx_dspark.foundation.events import ToolCallArguments, ToolCallBegan, ToolCallEnded
-from tests.chat_syntaxes import SYNTAXES, hermes, pieces_of
+from tests.chat_syntaxes import SYNTAXES, THINK, Syntax, hermes, pieces_of
 
 HERMES, GEMMA = SYNTAXES["hermes"], SYNTAXES["gemma"]
 CALL = hermes("noop", {})
@@ -82,6 +84,7 @@ def test_white_space_next_to_marks_is_layout_and_all_other_is_kept() -> None:
     assert _folded("<think>\n\n  a\n b \n</think>\n\n    code\n\nend \n") == ChatAnswer(
         "    code\n\nend \n", "  a\n b"
     )
+    assert _folded("\n <think>hm</think>ok") == ChatAnswer("ok", "hm")
     called = _folded(f"  Text.\n\n{CALL}\n{CALL}\n\n")
     assert called.text == "  Text."
     assert len(called.tool_calls) == 2
@@ -141,6 +144,9 @@ def test_calls_as_models_vary_them(name: str, text: str) -> None:
         ("gemma", "<|tool_call>call:noop{} and so on<tool_call|>"),
         ("gemma", "<|tool_call>call:noop{a:}<tool_call|>"),
         ("gemma", "<|tool_call>call:noop{<tool_call|>"),
+        ("gemma", "<|tool_call>call:noop<tool_call|>"),
+        ("gemma", "<|tool_call>call:noop[1]<tool_call|>"),
+        ("gemma", '<|tool_call>call:noop{a:"}<tool_call|>'),
         ("gemma", "<|tool_call><tool_call|>"),
         ("function tags", "<tool_call>\n<function=noop>\n<parameter>1</parameter></function></tool_call>"),
         ("atem", "<atem:function_calls></atem:function_calls>"),
@@ -149,6 +155,29 @@ def test_calls_as_models_vary_them(name: str, text: str) -> None:
 )
 def test_malformed_calls_of_any_family_are_text(name: str, text: str) -> None:
     assert _folded(f"Look: {text} there", "text", name) == ChatAnswer(f"Look: {text} there")
+
+
+PARSED = {
+    "glm47": "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"days": 3}',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    '<|tool_call_argument_begin|>{"days": 3}<|tool_call_end|><|tool_calls_section_end|>',
+    "toolcall": '<TOOLCALL>[{"name": "get_weather", "arguments": {"days": 3}}]</TOOLCALL>',
+}
+
+
+@pytest.mark.parametrize("module", PARSED)
+def test_other_syntaxes_are_read_by_the_parsers_of_mlx_lm(module: str) -> None:
+    syntax = Syntax(THINK, OWN.get(module) or of_mlx_lm(module), HERMES.write)
+    text = PARSED[module]
+    whole = syntax.parse([text])
+    (call,) = ChatAnswer.fold(whole).tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"days": 3})
+    for end in range(len(text) + 1):
+        cut = ChatAnswer.fold(syntax.parse(pieces_of(text[:end], 3)))
+        assert cut.tool_calls or cut.text == text[:end]
+    undeclared = text.replace("get_weather", "get_wealth!")
+    assert ChatAnswer.fold(syntax.parse([undeclared])) == ChatAnswer(undeclared)
 
 
 def test_gemma_keys_are_any_text_and_values_nest() -> None:
