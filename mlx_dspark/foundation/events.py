@@ -119,7 +119,8 @@ class Finished:
 
 EngineEvent = Started | Prefilled | Committed | Trouble | Finished
 
-Channel = Literal["text"]
+Channel = Literal["text", "reasoning"]
+"""`reasoning`: what the model says to itself before it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +129,35 @@ class Text:
 
     text: str
     channel: Channel = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegan:
+    """The model calls a declared tool; `index` counts an answer's calls from 0, `id` is the call's own."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of the call's arguments, which are one JSON object as text."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnded:
+    """The call's arguments are complete.
+
+    `complete` False: the call broke off, by its syntax or by the end of the answer. It must not be run, its
+    arguments are a piece of JSON at most, and its source follows as Text, so that nothing is lost.
+    """
+
+    index: int
+    complete: bool = True
+
+
+ChatEvent = Text | ToolCallBegan | ToolCallArguments | ToolCallEnded
