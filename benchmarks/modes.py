@@ -93,7 +93,7 @@ def arm_of(
     sampling = SamplingParams(temperature=temperature)
     if drafter is not None:
         drafter.bind(parts.target)
-    curves = None if parts.calibration is None else parts.calibration.curves
+    curves = None if parts.calibration is None else parts.calibration.usable
     sources = drafter.sources if drafter is not None else ()
     cap = cap_policy(max_draft, sources, curves=curves, acceptance=parts.acceptance)
     engine = Engine(parts.target, drafter, cap=cap)

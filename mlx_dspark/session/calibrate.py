@@ -59,8 +59,13 @@ class Calibration:
     seconds: float = 0.0
     """Seconds that measuring took."""
     doubtful: CostCurves | None = None
-    """What was measured and is not believed, for the reason given."""
+    """What was measured and is not kept, for the reason given."""
     store: CalibrationStore | None = None
+
+    @property
+    def usable(self) -> CostCurves | None:
+        """What a session begins with: costs in doubt are better than none, and its rounds correct either."""
+        return self.curves if self.curves is not None else self.doubtful
 
     def watch(self) -> Callable[[RoundReport], None] | None:
         """Takes live rounds, and has the pair measured anew where they disagree; None without curves."""
@@ -87,7 +92,9 @@ class Calibration:
             return f"costs measured in {self.seconds:.0f} s" + (
                 f" ({self.reason})" if self.reason != "measured" else ""
             )
-        return "" if self.curves is not None else f"costs not measured: {self.reason}"
+        if self.curves is not None:
+            return ""
+        return f"costs {'in doubt' if self.doubtful is not None else 'not measured'}: {self.reason}"
 
 
 def pair_facts(

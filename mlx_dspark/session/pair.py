@@ -116,7 +116,7 @@ class Parts:
             if self.link.rank:
                 return Follower(FollowLoop(self.target, self.drafter, link=self.link), self.link)
             loop = partial(LeadLoop, link=self.link)
-        curves = None if self.calibration is None else self.calibration.curves
+        curves = None if self.calibration is None else self.calibration.usable
         sources = self.drafter.sources if self.drafter is not None else ()
         unmeasured = self.max_draft is None and curves is None and self.acceptance
         asked = "auto" if unmeasured else self.max_draft

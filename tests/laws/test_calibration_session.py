@@ -15,7 +15,9 @@ from mlx_dspark.calibration.shape import with_rows
 from mlx_dspark.calibration.store import FILE, CalibrationStore
 from mlx_dspark.calibration.watch import ENOUGH
 from mlx_dspark.cli.main import run
+from mlx_dspark.engine import caps
 from mlx_dspark.engine.times import RoundTimes
+from mlx_dspark.foundation.caps import CapPolicy
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.events import RoundReport
@@ -139,17 +141,31 @@ def test_a_pair_is_measured_anew_when_asked(home: Path, cache: Path, costs: Cost
         mlx_dspark.load(home / "model", mode="baseline", calibrate=True)
 
 
-def test_a_refused_measurement_is_told_and_tried_later(home: Path, cache: Path, costs: Costs) -> None:
+def test_a_refused_measurement_is_told_and_tried_later(
+    home: Path, cache: Path, costs: Costs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves the session that made it, and no other."""
+    known: list[CostCurves | None] = []
+    policy = caps.cap_policy
+
+    def seen(*args: Any, curves: CostCurves | None = None, **options: Any) -> CapPolicy:
+        known.append(curves)
+        return policy(*args, curves=curves, **options)
+
+    monkeypatch.setattr(caps, "cap_policy", seen)
     costs.scale = lambda n: 1.0 + (n % 7) / 3
     found = mlx_dspark.load(home / "model").calibration
     assert found is not None
     assert found.curves is None
+    assert "in doubt" in str(found)
     assert "beside other work" in str(found)
+    assert known[-1] is found.doubtful
     runs = costs.runs
     costs.scale = lambda n: 1.0
     later = mlx_dspark.load(home / "model").calibration
     assert costs.runs == runs
     assert later is not None
+    assert known[-1] is None
     assert "the next is due in 10 min" in str(later)
     assert curves_of(mlx_dspark.load(home / "model", calibrate=True))
 
