@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from itertools import pairwise
+from operator import mul
 
-_LEAST, _MOST = 0.01, 0.99
+from mlx_dspark.engine.levels import UNIFORM, states
 
 
 class Pool:
@@ -16,16 +17,35 @@ class Pool:
     """
 
     KEPT = 0.98
+    KEPT_STATES = 0.99
+    UNSEEN = 0.5
 
     def __init__(self, limit: int, recorded: Sequence[float] = (), *, likely: float = 0.7) -> None:
+        self.states = states(limit, tuple(recorded[:limit]), likely)
         chances = [*recorded[:limit]] or [likely]
         chances += chances[-1:] * (limit - len(chances))
-        self.shape = tuple(_odds(chance) / _odds(chances[max(0, i - 1)]) for i, chance in enumerate(chances))
-        """The odds of each draft against those of the draft before it."""
         weight = 8.0 if recorded else 2.0
         self._offered = [weight] * limit
         self._survived = [weight * chance for chance in chances]
         self._together: dict[int, float] = {}
+        self._usual = self.states.start[:]
+        self.prior = self._mixed()
+        """By state, how likely content that is new begins in it."""
+
+    def start(self) -> list[float]:
+        """By state, how likely a row begins in it."""
+        return self._usual[:]
+
+    def learn(self, weights: Sequence[float], rounds: int) -> None:
+        """Take what a row is believed to have been in for so many rounds."""
+        kept = self.KEPT_STATES**rounds
+        new = 1 - kept
+        self._usual = [kept * u + new * w for u, w in zip(self._usual, weights, strict=True)]
+        self.prior = self._mixed()
+
+    def _mixed(self) -> list[float]:
+        unseen, usual = self.UNSEEN, 1 - self.UNSEEN
+        return [unseen * even + usual * u for even, u in zip(UNIFORM, self._usual, strict=True)]
 
     def count(self, drafted: int, accepted: int) -> None:
         for i in range(min(drafted, accepted + 1, len(self._offered))):
@@ -49,88 +69,75 @@ class Pool:
 
 
 class Acceptance:
-    """Acceptance of one drafter for one row. Begins with what the pool knows.
+    """Acceptance of one drafter for one row, filtered: the content is in a state that is not seen, and
+    changes to another now and then (a hidden Markov model; Rabiner 1989).
 
-    Content changes, so old rounds fade; and it changes at once, so when a much better or much worse drafter
-    explains the newest rounds better, only these count on (a cumulative sum of log-likelihood ratios; Page
-    1954). A position that was rarely offered of late follows the one before it, as it did in the record.
+    What is expected of a draft is the mean over the states by how likely each is. So a few drafts accepted
+    whole make much longer ones worth a try, which no rate per position would, and the longer no draft was
+    made, the less is thought to be known.
     """
 
-    KEPT, KEPT_NEWEST = 0.96, 0.7
-    KEPT_UNSEEN, FADED = 0.97, 2.0
-    CHANGED = 6.0
-    ODDS = 6.0
-    DOUBT = 2.0
-    FOLLOWS = 6.0
+    CHANGES, CHANGES_UNSEEN = 1 / 120, 1 / 250
+    """Chance that the content changes in a round with drafts, and in one without."""
+
+    KEPT = 0.96
+    TOLD_EVERY = 8
 
     def __init__(self, pool: Pool, limit: int) -> None:
         self._pool = pool
-        self._offered, self._survived = [0.0] * limit, [0.0] * limit
-        self._newest_offered, self._newest_survived = [0.0] * limit, [0.0] * limit
-        self._prior = 4.0
-        self._better = self._worse = 0.0
+        self._weights = pool.start()
+        self._unseen = self._rounds = 0
         self._chances: list[float] | None = None
+        self._offered, self._survived = [0.0] * limit, [0.0] * limit
 
     def count(self, drafted: int, accepted: int) -> None:
         """Take a round in which `accepted` of `drafted` drafts were accepted."""
-        chances = self.chances()
+        states = self._pool.states
         seen = min(drafted, accepted + 1, len(self._offered))
-        for i in range(seen):
-            self._suspect(chances[i], i < accepted)
         self._offered = _faded(self._offered, self.KEPT, seen)
         self._survived = _faded(self._survived, self.KEPT, min(seen, accepted))
-        self._newest_offered = _faded(self._newest_offered, self.KEPT_NEWEST, seen)
-        self._newest_survived = _faded(self._newest_survived, self.KEPT_NEWEST, min(seen, accepted))
-        self._prior *= self.KEPT
-        if max(self._better, self._worse) > self.CHANGED:
-            self._forget()
+        likely = states.surviving[seen] if accepted >= seen else states.failing[accepted]
+        weights = list(map(mul, self.weights(), likely))
+        self._weights = self._changed(weights, sum(weights), self.CHANGES)
+        self._rounds += 1
+        if self._rounds % self.TOLD_EVERY == 0:
+            self._pool.learn(self._weights, self.TOLD_EVERY)
         self._chances = None
 
     def fade(self) -> None:
-        """Take a round without drafts: the longer none was seen, the less the old ones count."""
-        for offered, survived in (
-            (self._offered, self._survived),
-            (self._newest_offered, self._newest_survived),
-        ):
-            if max(offered) <= self.FADED:
-                continue
-            for i, total in enumerate(offered):
-                if total > self.FADED:
-                    kept = max(self.KEPT_UNSEEN, self.FADED / total)
-                    offered[i], survived[i] = kept * total, kept * survived[i]
-        self._prior *= self.KEPT_UNSEEN
+        """Take a round without drafts."""
+        self._unseen += 1
         self._chances = None
 
-    def _suspect(self, chance: float, survived: bool) -> None:
-        odds = _odds(chance)
-        chance, better, worse = odds / (1 + odds), odds * self.ODDS, odds / self.ODDS
-        better, worse = better / (1 + better), worse / (1 + worse)
-        for_better = log(better / chance) if survived else log((1 - better) / (1 - chance))
-        for_worse = log(worse / chance) if survived else log((1 - worse) / (1 - chance))
-        self._better = max(0.0, self._better + for_better)
-        self._worse = max(0.0, self._worse + for_worse)
+    def weights(self) -> list[float]:
+        """By state, how likely the row is in it."""
+        if self._unseen:
+            changed = 1 - (1 - self.CHANGES_UNSEEN) ** self._unseen
+            self._weights, self._unseen = self._changed(self._weights, 1.0, changed), 0
+        return self._weights
 
-    def _forget(self) -> None:
-        self._better = self._worse = 0.0
-        self._prior = self.DOUBT
-        self._offered, self._survived = self._newest_offered[:], self._newest_survived[:]
+    def _changed(self, weights: Sequence[float], total: float, chance: float) -> list[float]:
+        kept = (1 - chance) / total
+        return [kept * w + chance * new for w, new in zip(weights, self._pool.prior, strict=True)]
 
     def chances(self) -> list[float]:
         """Per position, the chance that a draft is accepted given those before it, for a row by itself."""
         if self._chances is None:
-            self._chances = self._estimate()
+            weights = self.weights()
+            surviving = [sum(map(mul, weights, each)) for each in self._pool.states.surviving]
+            self._chances = [after / before for before, after in pairwise(surviving)]
         return self._chances
 
-    def _estimate(self) -> list[float]:
-        chance, weight, chances = self._pool.chance(0), self._prior, []
-        for shape, offered, survived in zip(self._pool.shape, self._offered, self._survived, strict=True):
-            if chances:
-                odds = _odds(chance) * shape
-                chance, weight = odds / (1 + odds), self.FOLLOWS
-            if total := offered + weight:
-                chance = (survived + weight * chance) / total
-            chances.append(chance)
-        return chances
+    def best(self, shares: Sequence[float | None]) -> list[float]:
+        """By state, the most tokens per plain round that any cap brings there, 1 being plain decoding's;
+        `shares[cap - 1]` is a plain round's time as a share of one at that cap."""
+        tokens = list(self._pool.states.surviving[0])
+        best = tokens[:]
+        for share, each in zip(shares, self._pool.states.surviving[1:], strict=False):
+            tokens = [t + s for t, s in zip(tokens, each, strict=True)]
+            if share:
+                best = [max(b, share * t) for b, t in zip(best, tokens, strict=True)]
+        return best
 
     def among(self, position: int, weight: float = 4.0) -> float:
         """The chance at one position for a row in company, of which all rows know `weight` rounds' worth."""
@@ -144,9 +151,3 @@ def _faded(counts: list[float], kept: float, more: int) -> list[float]:
     for i in range(more):
         faded[i] += 1
     return faded
-
-
-def _odds(chance: float) -> float:
-    if chance >= _MOST:
-        return _MOST / (1 - _MOST)
-    return chance / (1 - chance) if chance > _LEAST else _LEAST / (1 - _LEAST)

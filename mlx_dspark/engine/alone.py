@@ -1,7 +1,7 @@
 """The cap of one source for a row that runs by itself: which one, and when to leave drafting be. No MLX.
 
-Both kinds park: they decode plainly while drafting loses, and try again on a schedule whose cost stays within
-LOSS of plain decoding.
+Both kinds park: they decode plainly while drafting loses, and try again as often as a budget allows
+(`budget.py`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from math import ceil
 from typing import Protocol
 
+from mlx_dspark.engine.budget import Budget
 from mlx_dspark.engine.prices import Prospects
+from mlx_dspark.foundation.curves import expected_tokens
 from mlx_dspark.foundation.events import RoundReport
 
-LOSS = 0.012
-"""The share of plain decoding that probes may cost."""
-
 SHORTEST_PARK, LONGEST_PARK = 4, 256
+"""Plain rounds between probes."""
 
 
 class Alone(Protocol):
@@ -34,44 +34,40 @@ class BlockAlone:
 
     With `choose` the cap is the one with the greatest gain, chosen anew every round, where a new one must
     gain KEEP more; else the one derived for the request and its depth. Where it does not gain, the row is
-    parked. A probe, of the cap that loses least, is followed by another as long as probes pay; the row drafts
-    again once the cap gains MARGIN. Plain rounds that drafting saved this row pay for more probes. Curves
-    alone park nobody for long, since the first TRIED probes come soon, and now and then a cap is tried that
-    they may overprice.
+    parked, and probes with the cap that loses least when its budget covers that; at once, on debt, where what
+    would be had if the content were known is PROMISING. Curves alone park nobody for long, since the first
+    TRIED probes come soon, and now and then a cap is tried that they may overprice. While a cap gains little,
+    a plain round now and then tells what plain costs.
     """
 
-    KEEP, MARGIN = 1.015, 1.02
+    KEEP, SURE = 1.005, 1.04
     DEPTH_STEP = 1024
     TRIED = 2
-    MOST_OWED = 2.0
-    SHARE_OWED = 0.25
     LOOK_AFTER, HOPE = 32, 0.7
-    MOST_SAVED, LOSS_OF_SAVED = 32.0, 0.03
+    PROMISING = 0.08
+    RECONSIDER_AFTER = 4
+    LITTLE, COMPARE_AFTER, COMPARISONS = 1.12, 16, 9
 
     def __init__(self, prospects: Prospects, *, choose: bool) -> None:
         self._prospects = prospects
         self._choose = choose
+        self._budget = Budget()
         self._cap: int | None = None
         self._derived_at = (-1, 0)
-        self._probe: int | None = None
-        self._wait = 0
-        self._saved = 0.0
-        self._drafting_rounds = 0
-        self._look = 0
-        self._overrun = 0.0
-        self._expected = 0.0
+        self._probe = self._waited = 0
+        self._drafting_rounds = self._look = 0
+        self._since_plain, self._compare = 0, False
 
     @property
     def parked(self) -> bool:
         self._decide_first()
-        return self._cap == 0 and not self.cap()
+        return not self._cap and not self._probe
 
     def cap(self) -> int:
         self._decide_first()
-        if self._cap == 0:
-            return 0 if self._wait > 0 or self._probe is None else self._probe
-        assert self._cap is not None
-        return self._look or min(self._cap, self._prospects.reach(1))
+        if not self._cap:
+            return self._probe
+        return 0 if self._compare else self._look or min(self._cap, self._prospects.reach(1))
 
     def _decide_first(self) -> None:
         if self._cap is None:
@@ -79,32 +75,76 @@ class BlockAlone:
 
     def observe(self, report: RoundReport, seconds: float, *, drafted: bool, warm: bool) -> None:
         del warm
+        self._budget.count()
         if self._cap is None:
             return
-        plain = self._prospects.plain()
-        if self._cap and drafted and plain:
-            self._saved = min(self._saved + report.committed - seconds / plain, self.MOST_SAVED)
-        if self._cap == 0 and not drafted:
-            self._wait -= 1
-            self._prospects.acceptance.fade()
+        self._since_plain = self._since_plain + 1 if drafted else 0
+        if drafted:
+            self._account(report, seconds)
+            self._decide()
         elif self._cap == 0:
-            if plain:
-                self._overrun += (seconds - self._expected) / plain
-            self._judge_probe(report)
-        elif drafted or not self._prospects.source.sporadic:
+            if not self._probe:
+                self._wait()
+        elif self._compare or not self._prospects.source.sporadic:
             self._decide()
 
-    def _gains(self) -> dict[int, float]:
-        return self._prospects.gains()
+    def _account(self, report: RoundReport, seconds: float) -> None:
+        plain = self._prospects.plain()
+        if not plain:
+            return
+        self._budget.draft(report.committed, seconds / plain)
+        if not self._cap:
+            tokens = expected_tokens(self._prospects.acceptance.chances(), report.drafted)
+            self._budget.charge(seconds / plain - tokens)
+
+    def _wait(self) -> None:
+        self._prospects.acceptance.fade()
+        self._budget.wait()
+        self._waited += 1
+        if self._waited % self.RECONSIDER_AFTER == 0:
+            self._decide()
 
     def _decide(self) -> None:
-        gains = self._gains()
+        gains, self._compare = self._prospects.gains(), False
         if not gains:
             self._cap = self._prospects.source.max_draft
             return
-        self._cap = self._chosen(gains) if self._choose else self._derived()
-        if gains.get(self._cap, 1.0) < 1.0:
+        cap = self._chosen(gains) if self._choose else self._derived()
+        gain = gains.get(cap, 1.0)
+        if gain >= (self.SURE if self._budget.exhausted else 1.0):
+            self._cap, self._probe, self._waited = cap, 0, 0
+            self._compare = gain < self.LITTLE and self._unsure_of_plain
+        else:
             self._park(gains)
+
+    def _park(self, gains: dict[int, float]) -> None:
+        if self._cap:
+            self._budget.park()
+        self._cap = self._look = 0
+        probe = self._untried(gains) or max(gains, key=lambda cap: gains[cap])
+        self._probe = probe if self._due(probe, gains[probe]) else 0
+        if self._probe:
+            self._waited = 0
+
+    @property
+    def _unsure_of_plain(self) -> bool:
+        few = self._prospects.times.samples(1, 1) < self.COMPARISONS
+        return few and self._since_plain >= self.COMPARE_AFTER
+
+    def _due(self, probe: int, gain: float) -> bool:
+        """Whether a probe of this cap should be made now."""
+        prospects, rested = self._prospects, self._waited >= SHORTEST_PARK
+        if self._waited >= LONGEST_PARK or not prospects.paying(1):
+            return self._waited >= LONGEST_PARK
+        if rested and self._measured and prospects.times.drafts_timed(1, prospects.source.name) < self.TRIED:
+            return True
+        plain, seconds = prospects.plain(), prospects.seconds(probe)
+        assert plain
+        assert seconds
+        cost = max(0.0, 1 - gain) * seconds / plain
+        if rested and self._budget.covers(cost):
+            return True
+        return self._budget.lends(cost) and prospects.promise() > self.PROMISING
 
     def _chosen(self, gains: dict[int, float]) -> int:
         """The cap that gains most by the row's own acceptance; the present one unless another is better."""
@@ -138,44 +178,11 @@ class BlockAlone:
     def _measured(self) -> bool:
         return self._prospects.times.measured(1)
 
-    def _park(self, gains: dict[int, float]) -> None:
-        self._cap = 0
-        self._overrun = min(self.MOST_OWED, self.SHARE_OWED * max(0.0, -self._saved))
-        self._saved = max(0.0, self._saved)
-        self._schedule(gains)
-
-    def _schedule(self, gains: dict[int, float]) -> None:
-        """Name the next probe, and put it off until plain rounds have paid for what it may cost."""
-        prospects = self._prospects
-        self._probe = self._untried(gains) or max(gains, key=lambda cap: gains[cap])
-        plain, seconds = prospects.plain(), prospects.seconds(self._probe)
-        assert plain
-        assert seconds
-        cost = seconds / plain * max(0.0, 1 - gains[self._probe])
-        debt, self._overrun = max(0.0, self._overrun), 0.0
-        self._expected = seconds
-        share = LOSS if self._saved < cost else self.LOSS_OF_SAVED
-        self._saved = max(0.0, self._saved - cost)
-        wait = max(SHORTEST_PARK, ceil((cost + debt) / share))
-        self._wait = LONGEST_PARK if not prospects.paying(1) else min(wait, LONGEST_PARK)
-        if self._measured and prospects.times.drafts_timed(1, prospects.source.name) < self.TRIED:
-            self._wait = min(self._wait, SHORTEST_PARK)
-
     def _untried(self, gains: dict[int, float]) -> int:
         """Without curves, the widest cap within reach, where none so wide was ever timed; else 0."""
         reach = self._prospects.reach(1)
         timed = self._prospects.times.widest_drafted(1, self._prospects.source.name) > reach
         return reach if not (self._measured or timed) and gains.get(reach, 0.0) > self.HOPE else 0
-
-    def _judge_probe(self, report: RoundReport) -> None:
-        gains = self._gains()
-        if not gains:
-            return
-        best = max(gains, key=lambda cap: gains[cap]) if self._choose else self._derived()
-        if gains[best] >= self.MARGIN:
-            self._cap = best
-        elif report.accepted < report.drafted or not self._prospects.paying(1):
-            self._schedule(gains)
 
 
 class TrialAlone:
@@ -187,6 +194,7 @@ class TrialAlone:
     """
 
     TRIAL = 4
+    LOSS = 0.012
     MARGIN = 1.02
     DECAY = 0.85
 
@@ -233,5 +241,5 @@ class TrialAlone:
 
     def _park(self, plain: float, *, hopeless: bool) -> None:
         least = LONGEST_PARK if hopeless else SHORTEST_PARK
-        self._left_parked = max(least, ceil(self._lost / (LOSS * plain)))
+        self._left_parked = max(least, ceil(self._lost / (self.LOSS * plain)))
         self._start_trial()

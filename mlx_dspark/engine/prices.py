@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul
 
 from mlx_dspark.engine.acceptance import Acceptance, Pool
 from mlx_dspark.engine.times import RoundTimes
@@ -23,6 +24,7 @@ class Prospects:
         self.pool = pool
         self.acceptance = Acceptance(pool, source.max_draft)
         self.depth = 0
+        self._best: tuple[tuple[float | None, ...], list[float]] = (), []
         self._paying: tuple[tuple[float | None, ...], int, list[int]] = (), 0, []
 
     def count(self, report: RoundReport) -> None:
@@ -68,6 +70,16 @@ class Prospects:
         """Seconds of a plain round, and of every cap from 1 on."""
         name, widest = self.source.name, self.source.max_draft + 1
         return self.times.curve(rows, widest, source=name, depth=self.depth)
+
+    def promise(self) -> float:
+        """By how many tokens a plain round, for a row by itself, falls short of what could be had in its time
+        if the state of the content were known."""
+        curve = self._curve(1)
+        if self._best[0] is not curve:
+            plain, *drafting = curve
+            shares = [plain / seconds if plain and seconds else None for seconds in drafting]
+            self._best = curve, self.acceptance.best(shares)
+        return sum(map(mul, self._best[1], self.acceptance.weights())) - 1
 
     def reach(self, rows: int) -> int:
         """The widest cap that may be tried next: without curves, widths are approached in steps."""

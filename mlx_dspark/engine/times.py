@@ -81,8 +81,8 @@ class RoundTimes:
     rounds old count for less.
     """
 
-    KEPT = 15
-    TRUSTED, MODEL = 3, 0.5
+    KEPT = 21
+    TRUSTED, CHANCE = 3, 2.0
     STALE = 512
     CHECK_AFTER, CHECKED_BY = 256, 2
     MOST_WAITED = 0.1
@@ -96,6 +96,7 @@ class RoundTimes:
         self._landed_at = 0.0
         self._charged = 0.0
         self.version = 0
+        self.spread = 0.04
 
     def charge(self, report: RoundReport, *, warm: bool = True) -> float:
         """Seconds this round took; the same answer for each of its rows. One that is not `warm` tells nothing
@@ -141,6 +142,9 @@ class RoundTimes:
         samples = by_width.get(report.width)
         if samples is None:
             samples = by_width[report.width] = _Samples(deque(maxlen=self.KEPT), deque(maxlen=self.KEPT))
+        elif samples.count >= self.TRUSTED:
+            off = abs(self._charged / expected / samples.middle - 1)
+            self.spread += 0.05 * (min(off, 0.5) - self.spread)
         if samples.add(self._charged / expected, known.rounds, overlapped and report.width == 1):
             known.reprice()
 
@@ -236,17 +240,20 @@ class RoundTimes:
         return expected * self._correction(times, width, known.rounds)
 
     def _correction(self, times: Mapping[int, _Samples], width: int, now: int) -> float:
-        """By how much the curves are off at this width: as seen there, else as around it."""
+        """By how much the curves are off at this width: as seen there, else as around it. What is seen there
+        counts by how far it is beyond chance (James and Stein 1961)."""
         own = times.get(width)
-        stale = own is not None and now - own.at > self.STALE
-        if own is not None and own.count >= self.TRUSTED and not stale:
-            return own.middle
         others = {w: each.middle for w, each in times.items() if w != width}
         around = _between(others, width) if others else 1.0
         if own is None:
             return around
-        count = 1 if stale else own.count
-        return (count * own.middle + self.MODEL * around) / (count + self.MODEL)
+        count = 1 if now - own.at > self.STALE else own.count
+        off = own.middle - around
+        if not off:
+            return around
+        chance = self.CHANCE * (self.spread * own.middle) ** 2 / count
+        trust = 1.0 if count >= self.TRUSTED else count / (count + 2)
+        return around + trust * off * max(0.0, 1 - chance / (off * off))
 
 
 def _between(known: Mapping[int, float], width: int) -> float:

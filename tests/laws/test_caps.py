@@ -168,7 +168,7 @@ def test_rows_learn_apart_and_sources_are_parked_apart() -> None:
 
     for _ in range(4):
         tell(good, "", 0, 0)
-    for _ in range(8):
+    for _ in range(10):
         tell(bad, "dspark", 7, 0)
     assert bad.caps()["dspark"] == 0
     assert bad.caps()["lookup"] == 32
