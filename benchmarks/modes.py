@@ -107,10 +107,11 @@ def arm_of(
 
 def arms_of(args: argparse.Namespace, parts: Parts, drafter: Drafter | None) -> dict[str, Arm]:
     arms = {PLAIN: arm_of(parts, None)}
-    for label, max_draft in POLICIES.items():
+    policies = {**POLICIES, **{f"cap {cap}": cap for cap in args.caps}}
+    for label, max_draft in policies.items():
         arms[f"lookup, {label}"] = arm_of(parts, LookupDrafter(), max_draft)
     if drafter is not None:
-        for label, max_draft in POLICIES.items():
+        for label, max_draft in policies.items():
             arms[f"{drafter.name}, {label}"] = arm_of(parts, drafter, max_draft)
         both = FirstHit([LookupDrafter(min_n=4, max_n=5), drafter])
         arms[f"lookup+{drafter.name}, auto"] = arm_of(parts, both, "auto")
@@ -195,6 +196,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=8, help="prompts of each content (default 8)")
     parser.add_argument("--new", type=int, default=128, help="tokens per prompt (default 128)")
     parser.add_argument("--trials", type=int, default=2, help="turns of each arm (default 2)")
+    parser.add_argument("--caps", type=int, nargs="*", default=[], help="pinned caps, an arm each")
     parser.add_argument("--arms", nargs="*", help="only arms whose name contains one of these, and plain")
     parser.add_argument("--no-stock", action="store_true", help="leave stock mlx-lm out")
     parser.add_argument(
