@@ -28,6 +28,8 @@ class Pool:
         self._offered = [weight] * limit
         self._survived = [weight * chance for chance in chances]
         self._together: dict[int, float] = {}
+        self.counted = 0
+        """Rounds counted so far."""
         self._usual = self.states.start[:]
         self.prior = self._mixed()
         """By state, how likely content that is new begins in it."""
@@ -48,6 +50,7 @@ class Pool:
         return [unseen * even + usual * u for even, u in zip(UNIFORM, self._usual, strict=True)]
 
     def count(self, drafted: int, accepted: int) -> None:
+        self.counted += 1
         for i in range(min(drafted, accepted + 1, len(self._offered))):
             self._offered[i] = self.KEPT * self._offered[i] + 1
             self._survived[i] = self.KEPT * self._survived[i] + (i < accepted)

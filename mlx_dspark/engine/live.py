@@ -8,7 +8,7 @@ from mlx_dspark.engine.acceptance import Pool
 from mlx_dspark.engine.alone import Alone, BlockAlone, TrialAlone
 from mlx_dspark.engine.cutting import Cutting
 from mlx_dspark.engine.prices import Prospects
-from mlx_dspark.engine.times import RoundTimes
+from mlx_dspark.engine.times import DEPTH_STEP, RoundTimes
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.events import Outlook, RoundReport
 from mlx_dspark.foundation.source import Source
@@ -35,6 +35,7 @@ class _SourceCap:
         self._alone = alone
         self._compared: set[int] = set()
         self._unmeasured = 0
+        self._gained: tuple[tuple[int, int, int, int], int] = (0, 0, 0, 0), 0
         self._cutting = Cutting(prospects) if prospects.source.confident else None
 
     def threshold(self, rows: int) -> float:
@@ -63,8 +64,16 @@ class _SourceCap:
             return int(short and rows == 1)
         times = self.prospects.times
         if rows > 1:
-            return self._gainful(rows) or int(times.probing(rows))
+            return self._gainful_now(rows) or int(times.probing(rows))
         return 0 if times.checking(rows) else self._alone.cap()
+
+    def _gainful_now(self, rows: int) -> int:
+        """`_gainful`, worked out anew only where something that it goes by has changed."""
+        prospects = self.prospects
+        known = prospects.times.repriced(rows), prospects.pool.counted, prospects.depth // DEPTH_STEP
+        if self._gained[0] != (rows, *known):
+            self._gained = (rows, *known), self._gainful(rows)
+        return self._gained[1]
 
     def _gainful(self, rows: int) -> int:
         """The cap that is expected to gain most for all rows together; 0 where none does."""

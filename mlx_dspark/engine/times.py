@@ -62,9 +62,11 @@ class _Known:
     times: dict[str, dict[int, _Samples]] = field(default_factory=dict)
     prices: dict[tuple[str, int, int], float | None] = field(default_factory=dict)
     curves: dict[tuple[str, int, int], tuple[float | None, ...]] = field(default_factory=dict)
+    repriced: int = 0
 
     def reprice(self) -> None:
         """Something was learnt: what was derived is derived anew when it is asked for."""
+        self.repriced += 1
         self.prices.clear()
         self.curves.clear()
         self.times.clear()
@@ -172,6 +174,10 @@ class RoundTimes:
                 known.by_width.clear()
             known.reprice()
         self.version += 1
+
+    def repriced(self, rows: int) -> int:
+        """A number that changes whenever a price of so many rows may have."""
+        return self._of(rows).repriced
 
     def measured(self, rows: int) -> bool:
         """Whether curves say what rounds of so many rows cost."""

@@ -308,3 +308,42 @@ def test_a_pinned_number_is_never_overridden(pinned: int, wanted: int) -> None:
 def test_anything_else_is_refused(wrong: object) -> None:
     with pytest.raises(UsageError, match="max_draft"):
         cap_policy(wrong, [BLOCK])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cap_in_company_is_the_one_that_would_be_worked_out_now(seed: int) -> None:
+    """What is kept from round to round is let go of whenever times, acceptance or depth have changed."""
+    rng = random.Random(seed)
+    policy = LiveCaps([BLOCK], choose=True)
+    rows, clock, depth = [policy.row() for _ in range(3)], 0.0, 0
+    found = set()
+    for _ in range(600):
+        n = rng.choice([2, 3])
+        drafted = [min(7, row.caps(n)["dspark"] or rng.choice([0, 0, 0, 7])) for row in rows[:n]]
+        width, launched = 1 + max(drafted), clock
+        clock += 0.01 + 0.0004 * width + 0.001 * rng.random() + 0.000002 * depth
+        for row, d in zip(rows, drafted, strict=False):
+            taken = sum(rng.random() < 0.7 for _ in range(d))
+            source = "dspark" if d else ""
+            row.observe(
+                RoundReport(
+                    launched,
+                    clock,
+                    n,
+                    width,
+                    1,
+                    d,
+                    d,
+                    taken,
+                    taken + 1,
+                    depth,
+                    source,
+                    drafted_together=sum(drafted),
+                )
+            )
+        depth += 3
+        for row in rows[:n]:
+            kept = row._sources["dspark"]
+            assert kept._gainful_now(n) == kept._gainful(n)
+            found.add(kept._gainful(n))
+    assert len(found) > 2
