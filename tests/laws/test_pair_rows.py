@@ -80,6 +80,32 @@ CONFIGS: dict[str, tuple[dict[str, Any], int]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32,
     }}, 8),
+    "qwen3.6-35b-a3b": ({"model_type": "qwen3_5_moe", "text_config": QWEN35 | {
+        "model_type": "qwen3_5_moe_text", "hidden_size": 2048, "intermediate_size": 512,
+        "num_hidden_layers": 40, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "linear_num_value_heads": 32, "num_experts": 256, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+    }}, 4),
+    "gemma-4-12b": ({"model_type": "gemma4", "text_config": {
+        "model_type": "gemma4_text", "hidden_size": 3840, "num_hidden_layers": 48, "intermediate_size": 15360,
+        "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 256, "global_head_dim": 512,
+        "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0, "use_double_wide_mlp": False, "vocab_size": 262144,
+        "sliding_window": 1024, "sliding_window_pattern": 6, "max_position_embeddings": 262144,
+    }}, 8),
+    "nemotron-3.5-lightning-30b-a3b": ({
+        "model_type": "nemotron_h", "vocab_size": 131072, "hidden_size": 2688, "intermediate_size": 1856,
+        "num_hidden_layers": 52, "max_position_embeddings": 262144, "num_attention_heads": 32,
+        "num_key_value_heads": 2, "head_dim": 128, "attention_bias": False, "mamba_num_heads": 64,
+        "mamba_head_dim": 64, "mamba_proj_bias": False, "ssm_state_size": 128, "conv_kernel": 4,
+        "n_groups": 8,
+        "mlp_bias": False, "layer_norm_epsilon": 1e-5, "use_bias": False, "use_conv_bias": True,
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+        "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712, "n_group": 1,
+        "n_routed_experts": 128, "n_shared_experts": 1, "topk_group": 1, "num_experts_per_tok": 6,
+        "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    }, 4),
     "muse-glimmer-30b-8bit": ({"model_type": "muse_glimmer"}, 8),
     "lfm2.5-2.6b": (LFM2 | {
         "vocab_size": 128000, "num_hidden_layers": 30, "block_ff_dim": 10752,
@@ -104,7 +130,7 @@ def test_computed_memory_is_that_of_the_published_dimensions(name: str) -> None:
     assert model is not None
     arrays: Any = tree_flatten(model.parameters())
     packed = (lambda array: (bits + 0.5) / 8) if bits else (lambda array: 2)
-    weights = sum(array.size * (packed(array) if array.ndim == 2 else 2) for _, array in arrays)
+    weights = sum(array.size * (packed(array) if array.ndim > 1 else 2) for _, array in arrays)
     assert weights == pytest.approx(pair.weights_bytes, rel=1e-3)
     states = state_bytes(config, dtype=mx.bfloat16)
     assert states is not None
