@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mlx_dspark.bench.guard import GuardVerdict, Sample, judge_acceptance
+from mlx_dspark.bench.stats import VerifyRound
+from mlx_dspark.catalog.pair_row import Expected
 from mlx_dspark.foundation.bench_settings import BASELINE, BenchmarkSettings
 
 if TYPE_CHECKING:
@@ -20,11 +22,24 @@ PROMPTS, TOKENS = 8, 96
 """Of each content, and in each answer."""
 
 
-def guard_measured(parts: Parts, found: Measurement) -> dict[str, GuardVerdict]:
+@dataclass(frozen=True)
+class Guarded:
+    """What one run says: the `verdict` against the row, and what was `found`, by content.
+
+    `before` is the verdict against what was remembered of this pair on this machine, None for nothing.
+    """
+
+    verdict: GuardVerdict
+    found: tuple[Expected, ...] = ()
+    before: GuardVerdict | None = None
+
+
+def guard_measured(
+    parts: Parts, found: Measurement, expected: Mapping[str, Expected]
+) -> dict[str, GuardVerdict]:
     """By arm that the pair's drafter drafted in, the verdict over its greedy answers to prompts alone."""
-    if parts.pair is None:
+    if not expected:
         return {}
-    expected = parts.pair.expectations(parts.mode)
     verdicts: dict[str, GuardVerdict] = {}
     for arm, label in enumerate(found.arms):
         samples = [
@@ -40,19 +55,50 @@ def guard_measured(parts: Parts, found: Measurement) -> dict[str, GuardVerdict]:
 
 def guard_now(
     parts: Parts, loading: LoadSettings, tell: Callable[[str, float | None], None] = lambda *_: None
-) -> GuardVerdict:
-    """Greedy answers to shipped prompts in whole blocks, the drafter alone, and the verdict over them.
+) -> Guarded:
+    """Greedy answers to shipped prompts in whole blocks, the drafter alone, and the verdicts over them.
 
     The prompts of a content are answered together. Parts without a registered drafter are `unknown`. Raises
     UsageError where the model's context is too short for them.
     """
-    if parts.pair is None or parts.drafter is None or not parts.pair.expectations(parts.mode):
-        return GuardVerdict("unknown")
+    if parts.pair is None or parts.drafter is None:
+        return Guarded(GuardVerdict("unknown"))
     samples: list[Sample] = []
     for i, content in enumerate(CONTENTS):
         tell(f"checking acceptance on {content}", i / len(CONTENTS))
         samples += samples_of(parts, loading, content, range(PROMPTS))
-    return judge_acceptance(samples, parts.pair.expectations(parts.mode))
+    remembered = expected_here(parts)
+    before = judge_acceptance(samples, remembered) if remembered else None
+    verdict = judge_acceptance(samples, parts.pair.expectations(parts.mode))
+    return Guarded(verdict, accepted(samples, parts.mode), before)
+
+
+def expected_here(parts: Parts) -> Mapping[str, Expected]:
+    """By content, what `doctor --pair` found of this pair on this machine before; empty for nothing."""
+    from mlx_dspark.foundation.paths import default_cache_dir
+    from mlx_dspark.session.measured_acceptance import measured_acceptance
+
+    drafter = "" if parts.pair is None else parts.pair.drafters.get(parts.mode, "")
+    if not drafter:
+        return {}
+    found = measured_acceptance(default_cache_dir(), parts.fingerprint, drafter, parts.mode)
+    return {each.content: each for each in found}
+
+
+def accepted(samples: Iterable[Sample], mode: str) -> tuple[Expected, ...]:
+    """What samples come to, by content: of the rounds that drafted so many, the share that accepted them."""
+    found = []
+    contents: dict[str, list[VerifyRound]] = {}
+    for sample in samples:
+        contents.setdefault(sample.content, []).extend(sample.rounds)
+    for content, rounds in contents.items():
+        reached: list[float] = []
+        for depth in range(1, max((each.drafted for each in rounds), default=0) + 1):
+            deep = [each.committed > depth for each in rounds if each.drafted >= depth]
+            reached.append(min(*reached[-1:], sum(deep) / len(deep), 1.0))
+        if reached:
+            found.append(Expected(mode, content, len(reached), 1 + sum(reached), tuple(reached)))
+    return tuple(found)
 
 
 def samples_of(parts: Parts, loading: LoadSettings, content: str, numbers: Iterable[int]) -> list[Sample]:

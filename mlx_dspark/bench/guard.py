@@ -6,21 +6,23 @@ A wrong slot, rope, tap or head costs acceptance and shows nowhere else: text st
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
 from mlx_dspark.bench.stats import VerifyRound
-from mlx_dspark.catalog.pair_row import Expected
+from mlx_dspark.catalog.pair_row import ALL, Expected
 
 SHARE = math.sqrt(0.5)
 """As far, in ratios, from a drafter that is as good as its row as from one that lost half of its drafts."""
+WIDE = 0.5
+"""The share in the place of `SHARE` where a right drafter may be some way off what is expected of it."""
 CERTAINTY = 0.99
 """On each side of the interval."""
 LEAST_PROMPTS = 5
 NEAR = 0.05
-"""Shares this close to `SHARE` are not told apart from it, whatever is measured."""
+"""Shares this close to the threshold are not told apart from it, whatever is measured."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class Sample:
 
 @dataclass(frozen=True)
 class GuardVerdict:
-    """`low`: fewer than `SHARE` of the expected drafts were accepted, beyond chance. `fine`: more, beyond
+    """`low`: fewer than `threshold` of the expected drafts were accepted, beyond chance. `fine`: more, beyond
     chance. `open`: too little was measured to tell, and `tokens_needed` more tokens would. `unknown`:
     nothing is expected of it.
 
     `accept_length` and `expected` are means over the same rounds; `share` is what was accepted of the drafts
     that are expected to be. Its `interval`, None for a single prompt, leaves out 1 - `CERTAINTY` on each
-    side.
+    side. `against` says what it was compared with, where that is not the row's accept lengths by content.
     """
 
     kind: Literal["low", "fine", "open", "unknown"]
@@ -50,6 +52,8 @@ class GuardVerdict:
     rounds: int = 0
     prompts: int = 0
     tokens_needed: int = 0
+    threshold: float = SHARE
+    against: str = ""
 
     def __str__(self) -> str:
         if self.accept_length is None or self.share is None:
@@ -59,6 +63,8 @@ class GuardVerdict:
             f"accept length {self.accept_length:.2f}, expected {self.expected:.2f}: {self.share:.0%} of the "
             f"expected drafts accepted ({within}{self.rounds} rounds of {self.prompts} prompts)"
         )
+        if self.against:
+            seen += f", compared with {self.against}, so only less than {self.threshold:.0%} is told"
         if self.kind == "open":
             return f"{seen}, too little to tell: about {self.tokens_needed} more tokens are needed"
         return f"{seen}, well under it" if self.kind == "low" else seen
@@ -70,13 +76,16 @@ def judge_acceptance(samples: Sequence[Sample], expected: Mapping[str, Expected]
     A ratio of sums over prompts, which are the unit of chance since the rounds of one answer are alike:
     its interval is Student's, over the prompts' own residuals (Cochran, Sampling Techniques, 2.11 and 6.4).
     Of longer drafts than the row's cap only so many count, on both sides.
-    A prompt whose content the row does not know is judged by `all`, or left out.
+    A prompt whose content the row does not know is judged by `all`, or left out. One loose expectation makes
+    the threshold `WIDE`.
     """
     known = [
         (sample.rounds, each)
         for sample in samples
-        if sample.rounds and (each := expected.get(sample.content, expected.get("all"))) is not None
+        if sample.rounds and (each := expected.get(sample.content, expected.get(ALL))) is not None
     ]
+    against = _loose_sources(each for _, each in known)
+    threshold = WIDE if against else SHARE
     pairs = [
         (
             float(sum(min(one.committed - 1, each.cap) for one in rounds)),
@@ -88,15 +97,22 @@ def judge_acceptance(samples: Sequence[Sample], expected: Mapping[str, Expected]
     if not promised:
         return GuardVerdict("unknown")
     share, rounds, prompts = accepted / promised, sum(len(each) for each, _ in known), len(pairs)
-    margin = _margin(pairs, share)
+    margin = _margin(pairs, share, threshold)
     interval = (max(0.0, share - margin), share + margin) if prompts > 1 else None
     figures = (1 + accepted / rounds, 1 + promised / rounds, share, interval)
-    if prompts >= LEAST_PROMPTS and margin < abs(share - SHARE):
-        return GuardVerdict("low" if share < SHARE else "fine", *figures, rounds, prompts)
-    longer = (margin / max(abs(share - SHARE), NEAR)) ** 2 if prompts > 1 else 0.0
+    terms = {"threshold": threshold, "against": against}
+    if prompts >= LEAST_PROMPTS and margin < abs(share - threshold):
+        return GuardVerdict("low" if share < threshold else "fine", *figures, rounds, prompts, **terms)
+    longer = (margin / max(abs(share - threshold), NEAR)) ** 2 if prompts > 1 else 0.0
     more = max(longer, LEAST_PROMPTS / prompts) - 1
     needed = max(1, math.ceil(more * (rounds + accepted)))
-    return GuardVerdict("open", *figures, rounds, prompts, needed)
+    return GuardVerdict("open", *figures, rounds, prompts, needed, **terms)
+
+
+def _loose_sources(expected: Iterable[Expected]) -> str:
+    """What loose expectations are of, in words; empty where all are by content, of the row's own target."""
+    named = dict.fromkeys(each.basis or "one mean over contents" for each in expected if each.loose)
+    return "; ".join(named)
 
 
 def expected_commit(expected: Expected, drafted: int) -> float:
@@ -122,7 +138,7 @@ def _chance(accept_length: float, cap: int) -> float:
     return (low + high) / 2
 
 
-def _margin(pairs: Sequence[tuple[float, float]], share: float) -> float:
+def _margin(pairs: Sequence[tuple[float, float]], share: float, threshold: float) -> float:
     """Half the interval of a share, over (accepted, expected) by prompt.
 
     Its error is no smaller than that of as many drafts that are accepted each by itself, so that prompts
@@ -133,7 +149,7 @@ def _margin(pairs: Sequence[tuple[float, float]], share: float) -> float:
         return math.inf
     residual = sum((accepted - share * each) ** 2 for accepted, each in pairs)
     by_prompt = math.sqrt(residual * prompts / (prompts - 1)) / promised
-    return student(CERTAINTY, prompts - 1) * max(by_prompt, math.sqrt(max(share, SHARE) / promised))
+    return student(CERTAINTY, prompts - 1) * max(by_prompt, math.sqrt(max(share, threshold) / promised))
 
 
 def student(certainty: float, freedom: int) -> float:

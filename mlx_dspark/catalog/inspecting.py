@@ -176,7 +176,7 @@ def matched_values(outcome: Match) -> dict[str, Any]:
         "mode": None if pair is None else pair.mode,
         "drafters": {} if pair is None else dict(pair.drafters),
         "no_pair_because": outcome.reason or None,
-    }
+    } | ({} if pair is None else {"recorded": pair.recorded()})
 
 
 def _inspect_gguf(found: ModelRef, accept: Any) -> Finding:

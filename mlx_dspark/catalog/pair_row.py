@@ -10,13 +10,18 @@ from typing import Any, NoReturn
 from mlx_dspark.foundation.errors import BadCheckpoint
 from mlx_dspark.foundation.numbers import brief, is_finite, is_whole
 
+TARGET = "target"
+ALL = "all"
+"""The content of figures that are a mean over contents."""
+
 
 @dataclass(frozen=True)
 class Expected:
     """How long drafts of one mode are on one content, as measured with whole drafts of `cap` tokens.
 
     `accept_length` counts the tokens a round commits, the target's own included; `reached[i]` is the share of
-    rounds that accepted at least `i + 1` drafts, empty where that is not known.
+    rounds that accepted at least `i + 1` drafts, empty where that is not known. `basis` says of what the
+    figures are where that is not the row's own target on prompts like those that the guard measures.
     """
 
     mode: str
@@ -24,6 +29,12 @@ class Expected:
     cap: int
     accept_length: float
     reached: tuple[float, ...] = ()
+    basis: str = ""
+
+    @property
+    def loose(self) -> bool:
+        """Whether a right drafter may be some way off: a mean over contents, or figures of other prompts."""
+        return bool(self.basis) or self.content == ALL
 
 
 class Row:
@@ -98,6 +109,49 @@ class Row:
                 self.bad(f"{name}.{key}", f"is {brief(each)}, not a number above 0")
         return {key: float(each) for key, each in value.items()}
 
+    def wholes(self, name: str, keys: Collection[str]) -> dict[str, int]:
+        """A table of whole numbers of 1 or more for some of the `keys`; empty where it is left out."""
+        found = self.numbers(name)
+        for key, each in found.items():
+            self._one_of(f"{name}.{key}", key, keys)
+            if each != int(each) or each < 1:
+                self.bad(f"{name}.{key}", f"is {brief(each)}, not a whole number of at least 1")
+        return {key: int(each) for key, each in found.items()}
+
+    def texts(self, name: str, keys: Collection[str]) -> dict[str, str]:
+        """A table of texts for some of the `keys`, or one text for all but the first of them; empty where it
+        is left out."""
+        value = self._take(name)
+        if value is None:
+            return {}
+        if isinstance(value, str) and value.strip():
+            return dict.fromkeys(list(keys)[1:], value)
+        if not isinstance(value, dict):
+            self.bad(name, f"is {brief(value)}, neither a text nor a table of texts")
+        for key, each in value.items():
+            self._one_of(f"{name}.{key}", key, keys)
+            if not isinstance(each, str) or not each.strip():
+                self.bad(f"{name}.{key}", f"is {brief(each)}, not a text")
+        return dict(value)
+
+    def unknown(self, modes: Collection[str]) -> tuple[str, ...]:
+        """The names of fields that nothing could be found out about: of this row, and not given in it."""
+        names = self.words("unknown")
+        for name in names:
+            field, _, part = name.partition(".")
+            given = self.values.get(field)
+            if field not in self._read or field == "unknown":
+                self.bad("unknown", f"names {name!r}, which is not a field that a row has")
+            if part and part not in (TARGET, *modes):
+                self.bad("unknown", f"names {name!r}, and drafters names {', '.join(modes)}")
+            if part in given if part and isinstance(given, dict) else given is not None:
+                self.bad("unknown", f"names {name!r}, which the row gives")
+        return names
+
+    def _one_of(self, name: str, key: str, keys: Collection[str]) -> None:
+        if key not in keys:
+            self.bad(name, f"is of none of {', '.join(keys)}")
+
     def drafters(self, modes: Collection[str]) -> dict[str, str]:
         """Who drafts in each mode: at least one."""
         value = self._take("drafters")
@@ -123,10 +177,10 @@ class Row:
         return tuple(found)
 
     def _one_expected(self, values: Mapping[str, Any], modes: Collection[str]) -> Expected:
-        fields = {"mode", "content", "cap", "accept_length", "reached"}
+        fields = {"mode", "content", "cap", "accept_length", "reached", "basis"}
         for name in sorted(values.keys() - fields):
             self.bad(f"expected.{name}", "is not a field of it")
-        mode, content = values.get("mode"), values.get("content", "all")
+        mode, content = values.get("mode"), values.get("content", ALL)
         cap, length, reached = values.get("cap"), values.get("accept_length"), values.get("reached", [])
         if not isinstance(mode, str) or mode not in modes:
             self.bad("expected.mode", f"is {brief(mode)}, and drafters names {', '.join(modes)}")
@@ -139,7 +193,9 @@ class Row:
         falls = isinstance(reached, list) and all(is_finite(share) and 0 <= share <= 1 for share in reached)
         if not falls or sorted(reached, reverse=True) != reached or len(reached) not in (0, cap):
             self.bad("expected.reached", f"is {brief(reached)}, not {cap} shares from 1 to 0 that never rise")
-        return Expected(mode, content, cap, float(length), tuple(map(float, reached)))
+        if not isinstance(basis := values.get("basis", ""), str):
+            self.bad("expected.basis", f"is {brief(basis)}, not a text")
+        return Expected(mode, content, cap, float(length), tuple(map(float, reached)), basis)
 
     def refuse_unknown(self) -> None:
         """Raises BadCheckpoint where the row has a field that nothing reads."""

@@ -14,10 +14,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlx_dspark.catalog.pair_row import Expected, Row
+from mlx_dspark.catalog.pair_row import ALL, TARGET, Expected, Row
 from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError
 
 PACKAGED = Path(__file__).parent / "pairs.toml"
+DRAFTER_BYTES = 4.5 / 8
+"""Bytes of a parameter in 4 bits, with 32 bits of scale and bias for each 64."""
+USUAL_CAP = 7
+"""Drafts of most blocks, taken for the cap of a published gain where the row names none."""
 SHIPPED = "shipped:"
 """Begins the name of a drafter that comes with the program."""
 
@@ -30,8 +34,11 @@ class Pair:
     hub ids that a conversion of the target names as what it was made from. `architecture` is the config's
     `model_type`, `vocabulary` the hash of `catalog.vocabulary`, `bits` those of the target's quantization.
     `cap` is the published best number of drafts a round, `peak_bytes` of memory in a short conversation;
-    `speedup` is the published gain over plain decoding, `speedups` by content.
-    `file` is where the row stands.
+    `speedup` is the published gain over plain decoding, `speedups` by content. A token of context takes
+    `kv_bytes_per_token`, a text of any length `fixed_state_bytes` besides: of recurrent states and full
+    windows. `weights_source` and `kv_source` say where these figures come from. `drafter_parameters` are
+    counts by mode, `licence` is that of the target and of the drafter by mode. `unknown` names what nothing
+    could be found out about; `file` is where the row stands.
     """
 
     id: str
@@ -48,17 +55,56 @@ class Pair:
     bits: int | None = None
     cap: int | None = None
     weights_bytes: int | None = None
+    weights_source: str | None = None
     kv_bytes_per_token: int | None = None
+    kv_source: str | None = None
+    fixed_state_bytes: int | None = None
+    drafter_parameters: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     peak_bytes: int | None = None
     speedup: float | None = None
     speedups: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    licence: str = ""
+    licence: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     expected: tuple[Expected, ...] = ()
+    unknown: tuple[str, ...] = ()
     file: Path = field(default=PACKAGED, compare=False)
 
     def expectations(self, mode: str) -> Mapping[str, Expected]:
-        """What is expected of a drafting mode, by content; `all` stands for all contents together."""
-        return MappingProxyType({each.content: each for each in self.expected if each.mode == mode})
+        """What is expected of a drafting mode, by content; `all` stands for all contents together.
+
+        Without accept lengths on record, of the row's own mode, the published gains stand for them.
+        """
+        found = {each.content: each for each in self.expected if each.mode == mode}
+        return MappingProxyType(found or self._of_gains(mode))
+
+    def drafter_bytes(self, mode: str) -> int:
+        """Bytes of a drafter's weights as they are held unless asked otherwise; 0 where not known."""
+        return int(self.drafter_parameters.get(mode, 0) * DRAFTER_BYTES)
+
+    def recorded(self) -> dict[str, Any]:
+        """What the row tells of memory and licences, by name as JSON takes it, None for what is not known."""
+        return {
+            "weights_bytes": self.weights_bytes,
+            "weights_source": self.weights_source,
+            "kv_bytes_per_token": self.kv_bytes_per_token,
+            "kv_source": self.kv_source,
+            "fixed_state_bytes": self.fixed_state_bytes,
+            "peak_bytes": self.peak_bytes,
+            "drafter_parameters": {mode: self.drafter_parameters.get(mode) for mode in self.drafters},
+            "licence": {who: self.licence.get(who) for who in (TARGET, *self.drafters)},
+            "not_known": list(self.unknown),
+        }
+
+    def _of_gains(self, mode: str) -> dict[str, Expected]:
+        """A round takes no less than a plain step, so that a gain is no more than its accept length."""
+        gains = self.speedups or ({} if self.speedup is None else {ALL: self.speedup})
+        if mode != self.mode:
+            return {}
+        basis, cap = "the published gain, which takes at least so many tokens a round", self.cap or USUAL_CAP
+        return {
+            content: Expected(mode, content, cap, gain, basis=basis)
+            for content, gain in gains.items()
+            if 1 < gain <= cap + 1
+        }
 
 
 @dataclass(frozen=True)
@@ -154,8 +200,11 @@ def _starts_row(line: str) -> bool:
     return line.partition("#")[0].replace(" ", "").strip() == "[[pair]]"
 
 
-_WHOLES = ("hidden_size", "layers", "bits", "cap", "weights_bytes", "kv_bytes_per_token", "peak_bytes")
-_WORDS = ("architecture", "vocabulary")
+_WHOLES = (
+    *("hidden_size", "layers", "bits", "cap"),
+    *("weights_bytes", "kv_bytes_per_token", "fixed_state_bytes", "peak_bytes"),
+)
+_WORDS = ("architecture", "vocabulary", "weights_source", "kv_source")
 MODES = ("dspark", "dflash", "lookup")
 
 
@@ -176,8 +225,10 @@ def _pair(row: Row) -> Pair:
         parents=row.words("parents"),
         speedup=row.number("speedup"),
         speedups=MappingProxyType(row.numbers("speedups")),
-        licence=row.word("licence") or "",
+        drafter_parameters=MappingProxyType(row.wholes("drafter_parameters", tuple(drafters))),
+        licence=MappingProxyType(row.texts("licence", (TARGET, *drafters))),
         expected=row.expected(drafters),
+        unknown=row.unknown(tuple(drafters)),
         file=row.file,
         **known,
     )

@@ -38,7 +38,7 @@ CHART_WIDTH = 100
 
 def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     """Measure every way to draft against plain decoding."""
-    from mlx_dspark.bench.acceptance import guard_measured
+    from mlx_dspark.bench.acceptance import expected_here, guard_measured
     from mlx_dspark.bench.cases import cases_of, contents_of
     from mlx_dspark.bench.gap import logit_gap
     from mlx_dspark.bench.machine import about_machine, state_now
@@ -64,7 +64,9 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     judged = judge(found, 0, lambda tokens, expected, got: logit_gap(parts.target, tokens, expected, got))
     progress.clear()
     told = Told(settings, found, lines(found, judged, 0), judged, decoder(parts))
-    verdicts = guard_measured(parts, found)
+    recorded = {} if parts.pair is None else parts.pair.expectations(parts.mode)
+    verdicts = guard_measured(parts, found, recorded)
+    here = guard_measured(parts, found, expected_here(parts))
     _remember(parts, told)
     about = {
         "model": parts.name,
@@ -73,12 +75,16 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
         "calibration": str(parts.calibration or ""),
         "settings": _values(settings) | _values(loading),
         "acceptance": {arm: dataclasses.asdict(verdict) for arm, verdict in verdicts.items()},
+        "acceptance_here": {arm: dataclasses.asdict(verdict) for arm, verdict in here.items()},
         "machine": about_machine() | {"before": before, "after": state_now()},
     }
     told.show(about)
     for arm, verdict in verdicts.items():
         if verdict.kind in ("low", "open"):
             note(f"mlx-dspark: {arm}: {verdict}." + (f" {LOW_ADVICE}" if verdict.kind == "low" else ""))
+    for arm, verdict in here.items():
+        if verdict.kind == "low":
+            note(f"mlx-dspark: {arm}: against what was measured here before, {verdict}. {LOW_ADVICE}")
     return INTERRUPTED if found.interrupted else 0
 
 

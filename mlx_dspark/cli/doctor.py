@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mlx_dspark.cli.benchmark import LOW_ADVICE
 from mlx_dspark.cli.ranks import refuse_ranks
@@ -15,7 +16,13 @@ from mlx_dspark.foundation.doctor_settings import DoctorSettings
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.foundation.settings import LoadSettings
 
+if TYPE_CHECKING:
+    from mlx_dspark.bench.acceptance import Guarded
+    from mlx_dspark.bench.guard import GuardVerdict
+    from mlx_dspark.session.pair import Parts
+
 OK, WARN, FAIL, OPEN = "ok", "warn", "fail", "open"
+_STATUS = {"fine": OK, "low": WARN}
 FAILED = 2
 
 
@@ -96,7 +103,6 @@ def _registry() -> list[Check]:
 def _pair(model: str, progress: Progress) -> list[Check]:
     """Load the pair as a session would, then let it answer."""
     from mlx_dspark.bench.acceptance import guard_now
-    from mlx_dspark.catalog.pairs import user_file
     from mlx_dspark.session.pair import load_parts
 
     loading = LoadSettings(model=model)
@@ -108,10 +114,38 @@ def _pair(model: str, progress: Progress) -> list[Check]:
         told = parts.pairing or f"No registered pair has {parts.name} as its target; lookup drafts."
         return [Check("pair", WARN, told, "Name a drafter made for this very model with --drafter.")]
     pair = Check("pair", OK, f"{parts.name}: {parts.pairing or parts.pair.id}, mode {parts.mode}")
-    if not parts.pair.expectations(parts.mode):
+    guarded = guard_now(parts, loading, progress.tell)
+    return [pair, _against_row(parts, guarded.verdict), _against_before(parts, guarded)]
+
+
+def _against_row(parts: Parts, verdict: GuardVerdict) -> Check:
+    from mlx_dspark.catalog.pairs import user_file
+
+    if parts.pair is not None and not parts.pair.expectations(parts.mode):
         told = f"{parts.pair.id} has no accept length of mode {parts.mode} on record to compare with."
         fix = f"Write one as [[pair.expected]] into a row of your own in {user_file()}."
-        return [pair, Check("acceptance", OPEN, told, fix)]
-    verdict = guard_now(parts, loading, progress.tell)
-    status = {"fine": OK, "low": WARN}.get(verdict.kind, OPEN)
-    return [pair, Check("acceptance", status, str(verdict), LOW_ADVICE if status == WARN else "")]
+        return Check("acceptance", OPEN, told, fix)
+    status = _STATUS.get(verdict.kind, OPEN)
+    return Check("acceptance", status, str(verdict), LOW_ADVICE if status == WARN else "")
+
+
+def _against_before(parts: Parts, guarded: Guarded) -> Check:
+    """Against what was remembered of this machine; the first run that is not low is remembered."""
+    from mlx_dspark.foundation.paths import default_cache_dir
+    from mlx_dspark.session.measured_acceptance import remember_acceptance
+
+    name = "acceptance here"
+    if guarded.before is not None:
+        status = _STATUS.get(guarded.before.kind, OPEN)
+        told = f"against what was measured here before, {guarded.before}"
+        return Check(name, status, told, LOW_ADVICE if status == WARN else "")
+    told = (
+        ", ".join(f"{each.content} {each.accept_length:.2f}" for each in guarded.found) or "nothing drafted"
+    )
+    if guarded.verdict.kind == "low" or not guarded.found or parts.pair is None:
+        return Check(name, OPEN, f"accept lengths: {told}; not remembered")
+    drafter = parts.pair.drafters[parts.mode]
+    obstacle = remember_acceptance(default_cache_dir(), parts.fingerprint, drafter, parts.mode, guarded.found)
+    if obstacle:
+        return Check(name, WARN, f"accept lengths: {told}; they are not remembered: {obstacle}")
+    return Check(name, OK, f"accept lengths: {told}; later runs are compared with them")

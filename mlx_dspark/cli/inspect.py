@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from mlx_dspark.cli.ranks import refuse_ranks
@@ -52,7 +53,7 @@ def inspect(settings: InspectSettings) -> int:
         return code
     state = "would run" if finding.live else f"refused: {finding.refused}"
     print(f"{finding.name} is a {finding.kind}; {state}")
-    for name, value in finding.facts.items():
+    for name, value in _flat(finding.facts):
         print(f"{name.replace('_', ' '):18} {_told(value)}")
     return code
 
@@ -90,6 +91,13 @@ def _found(name: str, progress: Progress) -> Any:
         if not is_hub_id(name):
             raise
         return resolve_drafter(name, progress=progress)
+
+
+def _flat(facts: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The facts, a line for each; what the pair's row records follows the others."""
+    recorded = facts.get("recorded", {})
+    yield from ((name, value) for name, value in facts.items() if name != "recorded")
+    yield from ((f"recorded {name}", value) for name, value in recorded.items())
 
 
 def _told(value: object) -> str:

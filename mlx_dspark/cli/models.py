@@ -142,20 +142,31 @@ def _registry() -> tuple[Pair, ...]:
 
 
 def _known_rows(found: Iterable[Shelved]) -> Iterable[Sequence[str]]:
-    yield "model", "size", "here", "fits", "speed", "accept", "drafters"
+    yield "model", "size", "here", "fits", "speed", "accept", "drafters", "licence"
     for each in found:
         speed = "-" if each.speedup is None else f"{each.speedup:.2f}x"
         drafters = ", ".join(each.drafters) or "lookup"
-        yield each.name, _size(each.bytes), each.place or "-", _fits(each), speed, _accept(each), drafters
+        licence = each.licence or "not known"
+        yield (
+            each.name,
+            _size(each.bytes),
+            each.place or "-",
+            _fits(each),
+            speed,
+            _accept(each),
+            drafters,
+            licence,
+        )
 
 
 def _accept(each: Shelved) -> str:
-    """The recorded accept lengths, from the least to the most of the contents."""
+    """The recorded accept lengths, from the least to the most of the contents; loose ones with a ~."""
     lengths = [expected.accept_length for expected in each.expected]
     if not lengths:
-        return "-"
+        return "not known"
     low, high = min(lengths), max(lengths)
-    return f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}"
+    about = "~" if any(expected.loose for expected in each.expected) else ""
+    return about + (f"{low:.2f}" if low == high else f"{low:.2f} to {high:.2f}")
 
 
 def _local_rows(found: Iterable[Shelved]) -> Iterable[Sequence[str]]:
@@ -173,7 +184,7 @@ def _fits(each: Shelved) -> str:
 def _size(count: int) -> str:
     from mlx_dspark.catalog.fit import gigabytes
 
-    return gigabytes(count) if count else "-"
+    return gigabytes(count) if count else "not known"
 
 
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.catalog.fit import SMALLEST_CONTEXT, Memory, Need, StateBytes, Verdict, verdict
-from mlx_dspark.catalog.pair_row import Expected
+from mlx_dspark.catalog.pair_row import TARGET, Expected
 from mlx_dspark.catalog.pairs import Pair
 from mlx_dspark.foundation.errors import DsparkError
 
@@ -29,12 +29,15 @@ class Shelved:
     fits: Verdict | None
     drafters: Mapping[str, str]
     speedup: float | None = None
-    licence: str = ""
     source: str = ""
     trouble: str = ""
     speedups: Mapping[str, float] = field(default_factory=dict)
     expected: tuple[Expected, ...] = ()
     """Accept lengths that are recorded, of the drafter that is used unless another is asked for."""
+    row: Mapping[str, Any] | None = None
+    """What its row in the registry tells of memory and licences, and what it knows not; None without one."""
+    licence: str = ""
+    """Of that drafter, or of the model where lookup drafts; empty where it is not known."""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, as JSON takes them."""
@@ -60,10 +63,17 @@ class Shelved:
             "speedup": self.speedup,
             "speedups": dict(self.speedups),
             "accept_lengths": [
-                {"mode": each.mode, "content": each.content, "cap": each.cap, "mean": each.accept_length}
+                {
+                    "mode": each.mode,
+                    "content": each.content,
+                    "cap": each.cap,
+                    "mean": each.accept_length,
+                    "basis": each.basis or None,
+                }
                 for each in self.expected
             ],
             "licence": self.licence or None,
+            "row": None if self.row is None else dict(self.row),
             "source": self.source or None,
             "trouble": self.trouble or None,
         }
@@ -88,11 +98,12 @@ def known(pairs: Iterable[Pair], cache_dir: Path, have: Memory | None) -> Iterat
             fits or _known_fit(first, have),
             drafters,
             max(gains, default=None),
-            first.licence,
             first.source,
             trouble,
             first.speedups,
             tuple(first.expectations(first.mode).values()),
+            first.recorded(),
+            first.licence.get(first.mode if first.mode in first.drafters else TARGET, ""),
         )
 
 
@@ -152,10 +163,12 @@ def _local_fit(path: Path, have: Memory | None) -> tuple[Verdict | None, int, st
 
 
 def _known_fit(pair: Pair, have: Memory | None) -> Verdict | None:
-    """Whether a model that is not here fits, as its row tells: its weights, or the most that was seen to be
-    needed, and what a token takes."""
-    known = max(pair.weights_bytes or 0, pair.peak_bytes or 0)
+    """Whether a model that is not here fits, as its row tells: its weights with the drafter's, or the most
+    that was seen to be needed, and what a text takes."""
+    weights = pair.weights_bytes or 0
+    drafter = pair.drafter_bytes(pair.mode) if weights else 0
+    known = max(weights, (pair.peak_bytes or 0) - drafter)
     if have is None or not known:
         return None
-    states = StateBytes(per_token=pair.kv_bytes_per_token or 0)
-    return verdict(Need(weights=known, states=states), SMALLEST_CONTEXT, have)
+    states = StateBytes(fixed=pair.fixed_state_bytes or 0, per_token=pair.kv_bytes_per_token or 0)
+    return verdict(Need(weights=known, states=states, drafter=drafter), SMALLEST_CONTEXT, have)

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from mlx_dspark.bench import acceptance
-from mlx_dspark.bench.acceptance import samples_of
+from mlx_dspark.bench.acceptance import accepted, samples_of
 from mlx_dspark.bench.guard import (
     LEAST_PROMPTS,
     SHARE,
+    WIDE,
     GuardVerdict,
     Sample,
     expected_commit,
@@ -95,6 +96,32 @@ def test_nothing_is_said_of_a_content_that_the_row_does_not_know() -> None:
     assert judge_acceptance(samples(0.1, 8, 40, 0), {"code": ROW}).kind == "unknown"
     assert judge_acceptance(samples(0.1, 8, 40, 0), {"all": ROW}).kind == "low"
     assert judge_acceptance([], {"all": ROW}).kind == "unknown"
+
+
+@pytest.mark.parametrize("loose", [replace(ROW, content="all"), replace(ROW, basis="another model")])
+def test_a_loose_expectation_has_a_wider_margin_and_says_what_it_is(loose: Expected) -> None:
+    for seed in range(20):
+        off, lost = samples(0.65, 24, 30, seed), samples(0.25, 24, 30, seed)
+        assert judge_acceptance(off, {loose.content: loose}).kind != "low"
+        verdict = judge_acceptance(lost, {loose.content: loose})
+        assert (verdict.kind, verdict.threshold) == ("low", WIDE)
+        assert f"compared with {loose.basis or 'one mean over contents'}" in str(verdict)
+    strict = judge_acceptance(samples(0.25, 24, 30, 0), {"chat": ROW})
+    assert (strict.threshold, strict.against) == (SHARE, "")
+    assert "compared with" not in str(strict)
+
+
+def test_what_samples_come_to_is_what_they_are_judged_by() -> None:
+    """A run is all of what it is itself expected to be, whatever its rounds drafted."""
+    for seed in range(10):
+        found = [*samples(1.0, 8, 30, seed), Sample("code", (VerifyRound(2, 1, 2, "dspark"),) * 9)]
+        here = accepted(found, "dspark")
+        assert [(each.content, each.cap) for each in here] == [("chat", 4), ("code", 2)]
+        assert all(sorted(each.reached, reverse=True) == list(each.reached) for each in here)
+        verdict = judge_acceptance(found, {each.content: each for each in here})
+        assert verdict.share == pytest.approx(1.0)
+        assert verdict.threshold == SHARE
+    assert accepted([Sample("chat", ())], "dspark") == ()
 
 
 def test_what_is_expected_of_a_round_follows_its_drafts() -> None:

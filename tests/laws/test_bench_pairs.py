@@ -8,11 +8,16 @@ from typing import Any
 
 import pytest
 
+from mlx_dspark.bench import acceptance
+from mlx_dspark.bench.guard import Sample
+from mlx_dspark.bench.stats import VerifyRound
+from mlx_dspark.catalog.pair_row import Expected
 from mlx_dspark.catalog.pairs import PACKAGED, read_pairs
 from mlx_dspark.cli.main import run
 from mlx_dspark.foundation.errors import BadCheckpoint
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.measured import measured_gains, remember_gains
+from mlx_dspark.session.measured_acceptance import measured_acceptance, remember_acceptance
 from mlx_dspark.session.pair import Parts, load_parts
 from mlx_dspark.session.registered import chosen_mode, registered_as_shipped
 from tests.tiny import save_tiny
@@ -96,8 +101,9 @@ def test_auto_drafts_with_a_drafter_where_an_option_needs_one(
 
 
 def test_doctor_says_that_a_row_expects_nothing(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(acceptance, "TOKENS", 8)
     rows = tmp_path / "config" / "mlx_dspark" / "pairs.toml"
     rows.write_text(rows.read_text().partition("[[pair.expected]]")[0])
     assert run(["doctor", "--pair", str(model), "--json"]) == 0
@@ -105,6 +111,70 @@ def test_doctor_says_that_a_row_expects_nothing(
     assert checks["acceptance"]["status"] == "open"
     assert "small has no accept length of mode dspark on record" in checks["acceptance"]["found"]
     assert str(rows) in checks["acceptance"]["fix"]
+
+
+def doctored(model: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, str]]:
+    assert run(["doctor", "--pair", str(model), "--json"]) == 0
+    return {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+
+
+def answers(content: str, accepted: int) -> list[Sample]:
+    """Of four drafts, so many are accepted in each round, give or take one."""
+    rounds = [max(0, min(4, accepted + off)) for off in (-1, 0, 1)] * 20
+    return [Sample(content, tuple(VerifyRound(4, n, n + 1, "dspark") for n in rounds))] * 3
+
+
+def test_a_pair_that_was_measured_here_is_compared_with_that(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, drafts = tmp_path / "cache" / "acceptance.json", {"accepted": 1}
+    monkeypatch.setattr(acceptance, "samples_of", lambda *asked: answers(asked[2], drafts["accepted"]))
+    low = doctored(model, capsys)
+    assert low["acceptance"]["status"] == "warn"
+    assert "not remembered" in low["acceptance here"]["found"]
+    assert not file.exists()
+    drafts["accepted"] = 4
+    first = doctored(model, capsys)
+    assert first["acceptance"]["status"] == "ok"
+    assert "compared with one mean over contents" in first["acceptance"]["found"]
+    assert "later runs are compared" in first["acceptance here"]["found"]
+    kept = file.read_bytes()
+    assert "100% of the expected drafts" in doctored(model, capsys)["acceptance here"]["found"]
+    drafts["accepted"] = 2
+    worse = doctored(model, capsys)
+    assert worse["acceptance"]["status"] != "warn"
+    assert worse["acceptance here"]["status"] == "warn"
+    assert "measured here before" in worse["acceptance here"]["found"]
+    assert "wrong slot" in worse["acceptance here"]["fix"]
+    assert file.read_bytes() == kept
+
+
+def test_a_benchmark_is_compared_with_what_was_measured_here(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, good = loaded(model), (1.0, 1.0, 1.0, 1.0)
+    assert parts.pair is not None
+    found = [Expected("dspark", content, 4, 5.0, good) for content in ("chat", "code", "math")]
+    drafter = parts.pair.drafters["dspark"]
+    assert remember_acceptance(tmp_path / "cache", parts.fingerprint, drafter, "dspark", found) == ""
+    assert run(["benchmark", "--model", str(model), "--caps", "4", *SHORT]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["acceptance_here"]["dspark 4"]["kind"] == "low"
+    assert "against what was measured here before" in shown.err
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"KEY": 3}', '{"KEY": [1, {"mode": "dspark"}]}'])
+def test_a_damaged_record_counts_as_none(damage: str, tmp_path: Path) -> None:
+    good = Expected("dspark", "chat", 2, 1.75, (0.5, 0.25))
+    assert remember_acceptance(tmp_path, "target", "head", "dspark", [good]) == ""
+    assert measured_acceptance(tmp_path, "target", "head", "dspark") == (good,)
+    assert measured_acceptance(tmp_path, "other", "head", "dspark") == ()
+    file = tmp_path / "acceptance.json"
+    (key,) = json.loads(file.read_text())
+    file.write_text(damage.replace("KEY", key))
+    assert measured_acceptance(tmp_path, "target", "head", "dspark") == ()
+    assert remember_acceptance(tmp_path, "target", "head", "dspark", [good]) == ""
+    assert measured_acceptance(tmp_path, "target", "head", "dspark") == (good,)
 
 
 def test_what_is_remembered_chooses_for_a_shipped_drafter_too() -> None:

@@ -105,7 +105,7 @@ def _placed(word: str, places: Mapping[str, str]) -> str:
 
 
 def row(name: str, target: str, drafters: Mapping[str, str], **known: Any) -> Pair:
-    return Pair(name, target, drafters, "lookup", "a page", licence="MIT", **known)
+    return Pair(name, target, drafters, "lookup", "a page", licence={"target": "MIT"}, **known)
 
 
 ROWS = (
