@@ -62,11 +62,13 @@ class Scheduler:
         self._thread.start()
         weakref.finalize(self, self._post.end, False).atexit = False
 
-    def submit(self, request: GenerateRequest) -> Stream:
-        """The events of a request, which is queued. Raises RequestError or ContextOverflow when it cannot
-        run on this target, or when the engine is closed."""
+    def submit(self, request: GenerateRequest, notify: Callable[[], None] | None = None) -> Stream:
+        """The events of a request, which is queued; `notify` is called in the engine thread after each.
+
+        Raises RequestError or ContextOverflow when it cannot run on this target, or the engine is closed.
+        """
         check_request(request, self.target.spec)
-        ticket = Ticket(request)
+        ticket = Ticket(request, notify=notify)
         self._post.submit(ticket)
         return Stream(ticket, self._cancel)
 

@@ -119,7 +119,7 @@ class Finished:
 
 EngineEvent = Started | Prefilled | Committed | Trouble | Finished
 
-Channel = Literal["text"]
+Channel = Literal["text", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,3 +128,30 @@ class Text:
 
     text: str
     channel: Channel = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegan:
+    """The model calls a tool: call `index` of the answer, from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of the JSON text of a call's arguments."""
+
+    index: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnded:
+    """The call is complete."""
+
+    index: int
+
+
+ChatEvent = Text | ToolCallBegan | ToolCallArguments | ToolCallEnded

@@ -69,7 +69,7 @@ class Session:
         self.context = context
         self.calibration = calibration
         self.pairing = pairing
-        self._see = see
+        self.see = see or _unseen
         self._decoder = TextDecoder(tokenizer)
         self._link = link
 
@@ -122,7 +122,7 @@ class Session:
         check = self._text(settings) if settings.stops else None
         request = GenerateRequest(ids, settings.max_new_tokens, settings.sampling, self.end_ids, check)
         events = self.engine.stream(request)
-        return _with_text(events, self._text(settings), cancelled, self._see or _unseen)
+        return _with_text(events, self._text(settings), cancelled, self.see)
 
     def _text(self, settings: GenerateSettings) -> TextStops:
         """The text of an answer. Engine and reader have one each, since they may be different threads."""

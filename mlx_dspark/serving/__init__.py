@@ -1,0 +1,1 @@
+"""The HTTP server: one stream of events from the engine, and dialects that translate it."""

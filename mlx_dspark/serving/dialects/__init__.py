@@ -1,0 +1,14 @@
+"""Dialects by route. To add one: a file here, and its line in DIALECTS."""
+
+from __future__ import annotations
+
+from mlx_dspark.serving.dialects.base import Dialect
+from mlx_dspark.serving.dialects.openai import OpenAIChat
+
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(),)
+"""Every way to ask; the first one words the errors of routes that are nobody's."""
+
+
+def dialect_of(path: str) -> Dialect:
+    """Whose route a path is."""
+    return next((dialect for dialect in DIALECTS if path.rstrip("/") in dialect.paths), DIALECTS[0])
