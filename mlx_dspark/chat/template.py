@@ -67,7 +67,20 @@ def has_template(tokenizer: Any) -> bool:
 
 
 def render(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
-    """Token ids of a conversation, up to where the assistant answers.
+    """Token ids of a conversation, up to where the assistant answers. Raises as `apply_template` does."""
+    ids = apply_template(tokenizer, [message._asdict() for message in messages])
+    return tuple(int(token) for token in ids)
+
+
+def apply_template(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] | None = None,
+    *,
+    tokenize: bool = True,
+) -> Any:
+    """The messages through the model's template, as token ids or as text; `variables` are the template's.
 
     Raises RequestError when the model has no template, or its template refuses the messages; BadCheckpoint
     when the template is not Jinja.
@@ -80,10 +93,10 @@ def render(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
             "Give one prompt as raw text (--no-chat-template), or choose a chat model.",
             field="messages",
         )
-    turns = [message._asdict() for message in messages]
+    more = dict(variables or {}) | ({"tools": list(tools)} if tools else {})
     try:
-        ids = tokenizer.apply_chat_template(
-            turns, add_generation_prompt=True, tokenize=True, return_dict=False
+        return tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=tokenize, return_dict=False, **more
         )
     except TemplateSyntaxError as error:
         raise BadCheckpoint(
@@ -98,7 +111,6 @@ def render(tokenizer: Any, messages: Sequence[Message]) -> tuple[int, ...]:
             "Use the roles and the order that the model knows, such as user and assistant by turns.",
             field="messages",
         ) from error
-    return tuple(int(token) for token in ids)
 
 
 def _template_file(tokenizer: Any) -> str:

@@ -1,4 +1,7 @@
-"""A conversation that a chat model is to go on with: turns, tools and options. No MLX, no templates."""
+"""A conversation as values: who said what, the tools that may be called, and how the model is to think.
+
+Knows no template, no token and no MLX.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,22 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 Role = Literal["system", "user", "assistant", "tool"]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""How much a model is to think, from least to most; a template knows some of them, or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+    """A function that the model may call; `parameters` is the JSON schema of its arguments object."""
 
     name: str
-    description: str
-    parameters: Mapping[str, Any]
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A call in an assistant's turn; `arguments` is JSON text."""
+    """A call that the assistant made; `arguments` is JSON text."""
 
     id: str
     name: str
@@ -30,7 +35,8 @@ class ToolUse:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn. `tool_call_id` says which call a tool's turn answers."""
+    """One turn. `reasoning` and `tool_calls` belong to the assistant's; `tool_call_id` and `name` say which
+    call a tool's turn answers."""
 
     role: Role
     content: str
@@ -42,7 +48,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What is to be answered. `use_tools` False: the tools are declared, and may not be called."""
+    """What the model is to answer.
+
+    `use_tools` False: the tools are not shown and nothing is read as a call. `thinking` None leaves it to the
+    model's template; `effort` is one of EFFORTS; `thinking_budget` is the most reasoning tokens of the
+    answer, after which the block is closed. `template_kwargs` are given to the template as they are.
+    """
 
     turns: tuple[Turn, ...]
     tools: tuple[Tool, ...] = ()
@@ -51,3 +62,8 @@ class Conversation:
     effort: str | None = None
     thinking_budget: int | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        return self.tools if self.use_tools else ()

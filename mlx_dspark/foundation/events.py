@@ -120,6 +120,7 @@ class Finished:
 EngineEvent = Started | Prefilled | Committed | Trouble | Finished
 
 Channel = Literal["text", "reasoning"]
+"""`reasoning`: what the model says to itself before it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegan:
-    """The model calls a tool: call `index` of the answer, from 0."""
+    """The model calls a declared tool; `index` counts the calls of an answer from 0, `id` is the call's own."""
 
     index: int
     id: str
@@ -141,7 +142,7 @@ class ToolCallBegan:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallArguments:
-    """A piece of the JSON text of a call's arguments."""
+    """A piece of the call's arguments, which are one JSON object as text."""
 
     index: int
     text: str
@@ -149,9 +150,14 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnded:
-    """The call is complete."""
+    """The call's arguments are complete.
+
+    `complete` False: the call broke off, by its syntax or by the end of the answer. It must not be run, its
+    arguments are a piece of JSON at most, and its source follows as Text, so that nothing is lost.
+    """
 
     index: int
+    complete: bool = True
 
 
 ChatEvent = Text | ToolCallBegan | ToolCallArguments | ToolCallEnded
