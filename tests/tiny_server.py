@@ -12,9 +12,9 @@ import uvicorn
 
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.serving.app import create_app
-from mlx_dspark.serving.ask import Defaults
-from mlx_dspark.serving.generate import Model
+from mlx_dspark.serving.guard import Rules
 from mlx_dspark.serving.host import Host
+from mlx_dspark.serving.model import Model
 from mlx_dspark.session.session import Session
 from mlx_dspark.targets.load import target_of
 from tests.tiny import EOS_IDS, tiny_config, tiny_llama, tiny_tokenizer
@@ -28,10 +28,10 @@ def tiny_session(*, rows: int = 4, drafter: Any = None, stops: bool = False) -> 
 
 
 @contextmanager
-def serving(app: Any) -> Iterator[str]:
+def listening(app: Any) -> Iterator[str]:
     """Run an application on a free port; gives its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -43,7 +43,18 @@ def serving(app: Any) -> Iterator[str]:
 
 
 @contextmanager
-def tiny_server(**options: Any) -> Iterator[str]:
-    """A server around `tiny_session`."""
-    with tiny_session(**options) as session, serving(create_app(Host(Model(session), Defaults()))) as url:
+def tiny_host(session: Session | None = None, **options: Any) -> Iterator[Host]:
+    """A host around a session, or around `tiny_session`."""
+    with session or tiny_session() as session:
+        host = Host(Model(session), **options)
+        try:
+            yield host
+        finally:
+            host.close()
+
+
+@contextmanager
+def tiny_server(session: Session | None = None, rules: Rules | None = None, **options: Any) -> Iterator[str]:
+    """A server around `tiny_host`."""
+    with tiny_host(session, **options) as host, listening(create_app(host, rules)) as url:
         yield url

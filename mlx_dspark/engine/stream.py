@@ -51,6 +51,11 @@ class Stream:
         self._cancel = cancel
         self._over = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has nothing more for it; what it had may still be to be read."""
+        return self._ticket.ended
+
     def __iter__(self) -> Self:
         return self
 

@@ -4,15 +4,15 @@ client that goes away cancels."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Protocol
 
 from starlette.responses import Response
 
-from mlx_dspark.serving.dialects.base import Encoder, Frame, json_bytes
-from mlx_dspark.serving.faults import Fault, fault_of, refused
+from mlx_dspark.serving.dialects.base import Dialect, Encoder, Frame, json_bytes
+from mlx_dspark.serving.faults import fault_of, refused
 from mlx_dspark.serving.generate import Generation
 
 Receive = Callable[[], Awaitable[Any]]
@@ -23,14 +23,17 @@ SSE_HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
+_EVER = 3600.0
 
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds between keep-alives, for one write to a slow client, and until an answer must be complete."""
+    """Seconds: of silence before a keep-alive, for one write to a slow client, in the queue, and until an
+    answer must be complete."""
 
     keep_alive: float = 15.0
     write: float = 60.0
+    queue: float = 300.0
     deadline: float | None = None
 
 
@@ -39,7 +42,8 @@ class ClientGone(Exception):
 
 
 class Sink(Protocol):
-    """Where frames go. `waiting` is called when there was nothing to write for as long as `quiet`."""
+    """Where frames go. `waiting` is called where there was nothing to write, and not before `quiet` seconds
+    went by without a word from the engine."""
 
     async def write(self, frames: Sequence[Frame]) -> None: ...
 
@@ -50,38 +54,40 @@ class Sink(Protocol):
 
 
 class Answering(Response):
-    """The response to one request, streamed or plain. `done` is called once, however it ends."""
+    """The response to one request, streamed or plain. `done` is called once, with what ended it if it was
+    not answered in full."""
 
     def __init__(
         self,
         generation: Generation,
         encoder: Encoder,
+        dialect: Dialect,
         *,
         stream: bool,
         clock: Clock,
-        error_body: Callable[[Fault], dict[str, Any]],
         done: Callable[[BaseException | None], None],
     ) -> None:
         super().__init__()
         self._generation = generation
         self._encoder = encoder
+        self._dialect = dialect
         self._stream = stream
         self._clock = clock
-        self._error_body = error_body
         self._done = done
+        self._begun = monotonic()
+        self._error: BaseException | None = None
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        cause: BaseException | None = None
         try:
             await self._until_gone(receive, self._streamed(send) if self._stream else self._plain(send))
         except ClientGone as gone:
-            cause = gone
+            self._error = gone
         except BaseException as error:
-            cause = error
+            self._error = error
             raise
         finally:
             self._generation.close()
-            self._done(cause)
+            self._done(self._error)
 
     async def _until_gone(self, receive: Receive, answering: Any) -> None:
         """Run `answering` until it is done or the client is gone. Raises ClientGone."""
@@ -102,9 +108,10 @@ class Answering(Response):
         await wire.start()
         try:
             await self._pump(wire)
-        except Exception as error:
-            if isinstance(error, ClientGone):
-                raise
+        except ClientGone:
+            raise
+        except Exception as error:  # noqa: BLE001
+            self._error = error
             await wire.write(self._encoder.failed(fault_of(error)))
         await wire.finish()
 
@@ -112,33 +119,43 @@ class Answering(Response):
         kept = _Kept()
         try:
             await self._pump(kept)
+            status, body, headers = 200, self._encoder.fold(kept.frames), {}
         except Exception as error:  # noqa: BLE001
-            fault = fault_of(error)
-            await _send_json(send, fault.code, self._error_body(fault), fault.headers)
-            return
-        await _send_json(send, 200, self._encoder.fold(kept.frames), {})
+            self._error, fault = error, fault_of(error)
+            status, body, headers = fault.code, self._dialect.error(fault), fault.headers
+        await send_json(send, status, body, headers)
 
     async def _pump(self, sink: Sink) -> None:
         """All frames of the answer into the sink. Raises what made it fail."""
-        until = None if self._clock.deadline is None else monotonic() + self._clock.deadline
         await sink.write(self._encoder.begin())
         while not self._generation.over:
-            if until is not None and monotonic() >= until:
-                raise refused("timeout", f"The answer was not complete within {self._clock.deadline:g} s.")
-            wait = sink.quiet if until is None else min(sink.quiet, until - monotonic())
-            if not await self._generation.wait(max(wait, 0.0)):
+            if not await self._generation.wait(max(0.0, min(sink.quiet, self._left()))):
                 await sink.waiting()
                 continue
             frames = [f for n, event in self._generation.ready() for f in self._encoder.take(n, event)]
-            if frames:
-                await sink.write(frames)
+            await (sink.write(frames) if frames else sink.waiting())
         await sink.write(self._encoder.end())
+
+    def _left(self) -> float:
+        """Seconds until a limit is reached. Raises Refused when one is."""
+        spent, left = monotonic() - self._begun, _EVER
+        if not self._generation.started:
+            left = self._clock.queue - spent
+            if left <= 0:
+                raise refused(
+                    "overloaded", f"No turn came within {self._clock.queue:g} s; the server is busy."
+                )
+        if self._clock.deadline is not None:
+            left = min(left, self._clock.deadline - spent)
+            if left <= 0:
+                raise refused("timeout", f"The answer was not complete within {self._clock.deadline:g} s.")
+        return left
 
 
 class _Kept:
     """Frames to be folded."""
 
-    quiet = 3600.0
+    quiet = _EVER
 
     def __init__(self) -> None:
         self.frames: list[Frame] = []
@@ -147,7 +164,7 @@ class _Kept:
         self.frames += frames
 
     async def waiting(self) -> None:
-        """Nobody is to be kept waiting."""
+        """A plain answer has nothing to say before its end."""
 
 
 class _Wire:
@@ -186,14 +203,15 @@ class _Wire:
         self._written = monotonic()
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _send_json(send: Send, status: int, body: Any, headers: Any) -> None:
+async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, str]) -> None:
+    """One whole response."""
     raw = json_bytes(body)
     named = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     named += [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": named})
     await send({"type": "http.response.body", "body": raw})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

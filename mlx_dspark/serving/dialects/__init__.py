@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from mlx_dspark.serving.dialects.base import Dialect
 from mlx_dspark.serving.dialects.openai import OpenAIChat
+from mlx_dspark.serving.dialects.openai_text import OpenAIText
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(),)
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), OpenAIText())
 """Every way to ask; the first one words the errors of routes that are nobody's."""
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from mlx_dspark.foundation.events import Text, ToolCallArguments, ToolCallBegan
 from mlx_dspark.serving.ask import Ask, Defaults
 from mlx_dspark.serving.dialects.base import About, Dialect, Encoder, Frame
-from mlx_dspark.serving.dialects.openai_body import ChatBody, chat_ask
-from mlx_dspark.serving.dialects.openai_frames import DONE, FINISH, Tally, error_body, merge_stats
+from mlx_dspark.serving.dialects.openai_chat_body import ChatBody, chat_ask
+from mlx_dspark.serving.dialects.openai_frames import DONE, FINISH, Tally, closing, error_body
 from mlx_dspark.serving.events import AnswerEvent, Ended, Logprobs, TokenText
 from mlx_dspark.serving.faults import Fault
 
@@ -36,6 +36,7 @@ class ChatEncoder(Encoder):
     def __init__(self, ask: Ask, about: About) -> None:
         self._ask = ask
         self._about = about
+        self._name = f"chatcmpl-{about.id}"
         self._tally = Tally(ask, about)
 
     def begin(self) -> Sequence[Frame]:
@@ -63,10 +64,8 @@ class ChatEncoder(Encoder):
                 return []
 
     def end(self) -> Sequence[Frame]:
-        usage = (
-            [Frame(self._chunk([]) | {"usage": self._tally.usage()})] if self._ask.details["usage"] else []
-        )
-        return [*usage, Frame(DONE)]
+        usage = self._chunk([]) | {"usage": self._tally.usage()}
+        return [Frame(usage), Frame(DONE)] if self._ask.details["usage"] else [Frame(DONE)]
 
     def keep_alive(self) -> Sequence[Frame]:
         return [self._delta(0, {"content": ""})]
@@ -80,9 +79,9 @@ class ChatEncoder(Encoder):
         for chunk in chunks:
             for delta in chunk["choices"]:
                 choices[delta["index"]].take(delta)
-        head = {"id": self._about.id, "object": "chat.completion", "created": self._about.created}
+        head = {"id": self._name, "object": "chat.completion", "created": self._about.created}
         folded = [choice.folded() for choice in choices]
-        return head | {"model": self._about.model, "choices": folded} | merge_stats(chunks)
+        return head | {"model": self._about.model, "choices": folded} | closing(chunks)
 
     def _last(self, choice: int, ended: Ended) -> Frame:
         last = self._tally.take(choice, ended)
@@ -102,7 +101,7 @@ class ChatEncoder(Encoder):
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._about.id,
+            "id": self._name,
             "object": "chat.completion.chunk",
             "created": self._about.created,
             "model": self._about.model,

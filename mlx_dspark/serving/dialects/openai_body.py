@@ -1,79 +1,79 @@
-"""The bodies of OpenAI's chat and text completions, and what they amount to.
+"""What the bodies of OpenAI's chat and text completions share, and the fields of theirs that are not served.
 
 https://platform.openai.com/docs/api-reference/chat/create
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
 
-from mlx_dspark.foundation.chat import Conversation, Role, Tool, ToolUse, Turn
+from mlx_dspark.chat.stops import StopFinder
 from mlx_dspark.foundation.errors import RequestError
+from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.serving.ask import Ask, Defaults
+from mlx_dspark.serving.dialects.fields import Unserved, unknown_fields
 
 Real = StrictFloat | StrictInt
+Count = Annotated[int, Field(strict=True, ge=0)]
+MOST_STOPS = 16
+_LONGEST_STOP = 1000
+
+HARMLESS = frozenset(
+    {
+        "metadata",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "stream_options.include_obfuscation",
+        "user",
+    }
+)
+"""Taken, and without effect: nothing is stored, and none of these changes an answer."""
+UNSERVED: Mapping[str, Unserved] = MappingProxyType(
+    {
+        "audio": Unserved(),
+        "best_of": Unserved((1,), "Use n, and choose."),
+        "echo": Unserved((False,), "Put the prompt before the answer yourself."),
+        "function_call": Unserved(("none", "auto"), "Use tools and tool_choice."),
+        "functions": Unserved(([],), "Use tools."),
+        "modalities": Unserved((["text"],), 'Leave it out; the answer is ["text"].'),
+        "moderation": Unserved(),
+        "response_format": Unserved(
+            ({"type": "text"},), "Leave it out, and say in the prompt what to write."
+        ),
+        "suffix": Unserved(("",), "Put what is to follow into the prompt."),
+        "verbosity": Unserved(("medium",), "Leave it out, and say in the prompt how much to write."),
+        "web_search_options": Unserved(),
+    }
+)
+"""Refused by name, unless the value asks for nothing."""
 
 
-class Part(BaseModel):
-    """A part of a message's content. Only text is taken."""
+class Open(BaseModel):
+    """A body whose unknown names are kept, to be reported."""
 
     model_config = ConfigDict(extra="allow")
-    type: StrictStr
-    text: StrictStr | None = None
 
 
-class FunctionCall(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    name: StrictStr
-    arguments: StrictStr = ""
+class StreamOptions(Open):
+    """`include_usage`: a last chunk tells the tokens used."""
 
-
-class ToolCall(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    id: StrictStr = ""
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class ChatMessage(BaseModel):
-    """One turn."""
-
-    model_config = ConfigDict(extra="allow")
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[Part] | None = None
-    reasoning_content: StrictStr | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: StrictStr | None = None
-    name: StrictStr | None = None
-
-
-class FunctionDeclared(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    name: Annotated[str, Field(strict=True, min_length=1)]
-    description: StrictStr | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class ToolDeclared(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    type: Literal["function"]
-    function: FunctionDeclared
-
-
-class StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="allow")
     include_usage: StrictBool | None = None
 
 
-class Sampled(BaseModel):
+class Sampled(Open):
     """The fields that both bodies have."""
 
-    model_config = ConfigDict(extra="allow")
     model: StrictStr | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
@@ -85,104 +85,54 @@ class Sampled(BaseModel):
     presence_penalty: Real | None = None
     frequency_penalty: Real | None = None
     logit_bias: dict[str, Real] | None = None
-    max_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
+    max_tokens: Count | None = None
     stop: StrictStr | list[StrictStr] | None = None
     seed: StrictInt | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=8)] | None = None
 
 
-class ChatBody(Sampled):
-    """The body of `/v1/chat/completions`."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(strict=True, ge=0)] | None = None
-    logprobs: StrictBool | None = None
-    top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
-    tools: list[ToolDeclared] | None = None
-    tool_choice: Any = None
-    reasoning_effort: StrictStr | None = None
-    enable_thinking: StrictBool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-def chat_ask(body: ChatBody, defaults: Defaults) -> Ask:
-    """The request of a chat body. Raises RequestError naming the field."""
-    limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    shown = (body.top_logprobs or 0) if body.logprobs else None
-    return ask_of(body, defaults, (conversation_of(body, defaults),), limit, shown)
-
-
-def ask_of(
-    body: Sampled, defaults: Defaults, prompts: tuple[Any, ...], limit: int | None, logprobs: int | None
+def shared_ask(
+    body: Sampled,
+    defaults: Defaults,
+    logprobs: int | None,
+    harmless: Collection[str] = HARMLESS,
+    unserved: Mapping[str, Unserved] = UNSERVED,
 ) -> Ask:
-    """The request of a body, with what its two kinds tell in their own ways."""
+    """What a body asks for, but for the prompt. Raises RequestError naming the field."""
+    if body.stream_options is not None and not body.stream:
+        raise RequestError(
+            "stream_options is given, and stream is not true.",
+            "Leave one of the two out.",
+            field="stream_options",
+        )
     return Ask(
-        prompts,
+        (),
         _sampling(body, defaults, logprobs),
-        defaults.tokens(limit),
-        stops_of(body.stop),
+        defaults.tokens(body.max_tokens),
+        _stops(body.stop),
         body.n or 1,
         bool(body.stream),
         body.model or "",
-        tuple(sorted(body.model_extra or ())),
-        {"usage": _wants_usage(body)},
+        unknown_fields(body, harmless, unserved),
+        {"usage": not body.stream or bool(body.stream_options and body.stream_options.include_usage)},
     )
 
 
-def conversation_of(body: ChatBody, defaults: Defaults) -> Conversation:
-    """The conversation of a chat body."""
-    return Conversation(
-        tuple(turn_of(message, f"messages[{i}]") for i, message in enumerate(body.messages)),
-        tuple(_tool(tool) for tool in body.tools or ()),
-        body.tool_choice != "none",
-        defaults.thinking if body.enable_thinking is None else body.enable_thinking,
-        body.reasoning_effort or defaults.effort,
-        None,
-        body.chat_template_kwargs or {},
-    )
+def with_limit(ask: Ask, defaults: Defaults, limit: int | None) -> Ask:
+    """The ask with another limit, where one is given."""
+    return ask if limit is None else replace(ask, max_tokens=defaults.tokens(limit))
 
 
-def turn_of(message: ChatMessage, where: str) -> Turn:
-    """A turn. Raises RequestError where its content is not text."""
-    role: Role = "system" if message.role == "developer" else message.role
-    calls = tuple(
-        ToolUse(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
-    )
-    return Turn(
-        role,
-        _content(message.content, where),
-        message.reasoning_content or "",
-        calls,
-        message.tool_call_id or "",
-        message.name or "",
-    )
-
-
-def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
-    """The stop strings."""
-    return () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-
-
-def _content(content: str | list[Part] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    for i, part in enumerate(content):
-        if part.type != "text" or part.text is None:
-            raise RequestError(
-                f"{where}.content[{i}] is a part of type {part.type!r}, and this server takes text only.",
-                "Give parts of type text.",
-                field="messages",
-            )
-    return "".join(part.text or "" for part in content)
-
-
-def _tool(tool: ToolDeclared) -> Tool:
-    return Tool(tool.function.name, tool.function.description or "", tool.function.parameters or {})
-
-
-def _wants_usage(body: Sampled) -> bool:
-    asked = body.stream_options is not None and body.stream_options.include_usage
-    return bool(asked) or not body.stream
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > MOST_STOPS or any(len(each) > _LONGEST_STOP for each in stops):
+        raise RequestError(
+            f"stop has {len(stops)} texts, the longest of {max(map(len, stops))} characters.",
+            f"Give up to {MOST_STOPS} of up to {_LONGEST_STOP} characters.",
+            field="stop",
+        )
+    StopFinder(stops)
+    return stops
 
 
 def _sampling(body: Sampled, defaults: Defaults, logprobs: int | None) -> SamplingParams:
@@ -194,19 +144,19 @@ def _sampling(body: Sampled, defaults: Defaults, logprobs: int | None) -> Sampli
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
-        logit_bias=None if body.logit_bias is None else biases_of(body.logit_bias),
+        logit_bias=None if body.logit_bias is None else _biases(body.logit_bias),
         seed=body.seed,
         logprobs=logprobs,
     )
 
 
-def biases_of(given: Mapping[str, Any]) -> dict[int, float]:
+def _biases(given: Mapping[str, Any]) -> dict[int, float]:
     """Token ids to numbers. Raises RequestError where a name is no token id."""
-    try:
-        return {int(token): bias for token, bias in given.items()}
-    except ValueError:
-        raise RequestError(
-            f"logit_bias names {json.dumps(next(iter(given)))}, which is not a token id.",
-            "Give token ids (0 and up) with numbers.",
-            field="logit_bias",
-        ) from None
+    for name in given:
+        if not (name.isascii() and name.isdecimal() and len(name) < 20):
+            raise RequestError(
+                f"logit_bias names {brief(name)}, which is not a token id.",
+                "Give token ids (0 and up) with numbers.",
+                field="logit_bias",
+            )
+    return {int(token): bias for token, bias in given.items()}

@@ -83,7 +83,7 @@ class Tally:
         return stats_of(results, self._ask.ignored)
 
 
-def merge_stats(frames: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def closing(frames: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The parts of a plain answer that come at the end of a streamed one."""
     found: dict[str, Any] = {}
     for frame in frames:
