@@ -85,13 +85,15 @@ def fit_found(found: ModelRef, config: dict[str, Any], have: Memory | None) -> V
 class MemoryGuard:
     """Refuses a model that needs more than this machine has, before its weights are fetched or read.
 
-    It never refuses what it cannot tell. With several `ranks` each holds its share of the weights.
+    It never refuses what it cannot tell. With several `ranks` each holds its share of the weights. `room` is
+    the largest context that fits, of the model weighed last, 0 where that cannot be told.
     """
 
     def __init__(self, settings: LoadSettings, have: Memory | None, *, ranks: int = 1) -> None:
         self._settings = settings
         self._have = have if settings.memory_guard else None
         self._ranks = ranks
+        self.room = 0
 
     def weigh(
         self, config: dict[str, Any], weights: int, *, dtype: str = "", drafter: BlockDrafter | None = None
@@ -112,6 +114,7 @@ class MemoryGuard:
         )
         if found is not None and not found.fits:
             raise out_of_memory(found, weights // self._ranks)
+        self.room = found.context if found is not None else 0
 
     def weigh_found(self, found: ModelRef, config: dict[str, Any], drafter: BlockDrafter | None) -> None:
         """As `weigh`, for a model on this machine."""
