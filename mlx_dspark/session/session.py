@@ -83,6 +83,11 @@ class Session:
         """This process's number in a run of several, of which 0 asks and the others `follow`; else 0."""
         return 0 if self._link is None else self._link.rank
 
+    @property
+    def shared(self) -> bool:
+        """Whether several processes hold the model."""
+        return self._link is not None
+
     def follow(self) -> None:
         """In a process whose rank is not 0: do this process's part of every answer, until rank 0 ends.
 
@@ -128,7 +133,7 @@ class Session:
             )
         settings = settings or GenerateSettings.of(options)
         if isinstance(prompt, Conversation):
-            return self._converse(prompt, settings).events(cancelled, self._see or _unseen)
+            return self._converse(prompt, settings).events(cancelled, self.see)
         ids = encode_prompt(
             self.tokenizer, prompt, system=settings.system, chat_template=settings.chat_template
         )
