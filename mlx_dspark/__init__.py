@@ -16,6 +16,7 @@ from mlx_dspark._version import __version__
 
 if TYPE_CHECKING:
     from mlx_dspark.foundation.errors import DsparkError
+    from mlx_dspark.serving.run import run_server
     from mlx_dspark.session import (
         Result,
         Session,
@@ -39,6 +40,7 @@ __all__ = [
     "load_dflash_pair",
     "load_pair",
     "lookup_generate",
+    "run_server",
     "speculative_generate",
 ]
 
@@ -48,7 +50,7 @@ def __getattr__(name: str) -> Any:
 
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "foundation.errors" if name == "DsparkError" else "session"
+    home = {"DsparkError": "foundation.errors", "run_server": "serving.run"}.get(name, "session")
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

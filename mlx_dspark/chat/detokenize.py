@@ -56,6 +56,12 @@ class TextDecoder:
             return _WindowDetokenizer(self._decode, self._is_special, self._shown)
         return _ByteDetokenizer(self._piece, self._bare_start)
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes that one token stands for; of a special token, those of its name."""
+        if self._is_special(token):
+            return self._tokenizer.decode([token], skip_special_tokens=False).encode()
+        return self._piece(token) if self._piece is not None else self._decode([token]).encode()
+
     def _decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer.decode(
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False

@@ -24,7 +24,12 @@ class StopFinder:
             )
         self._stops = tuple(stops)
         self._held = ""
-        self.found = False
+        self.matched: str | None = None
+
+    @property
+    def found(self) -> bool:
+        """Whether a stop string has come."""
+        return self.matched is not None
 
     def push(self, text: str) -> str:
         """The text that is now certain to be shown."""
@@ -33,8 +38,9 @@ class StopFinder:
         self._held += text
         matches = [(at + len(stop), at) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if matches:
-            self.found = True
-            return self._give(min(matches)[1])
+            end, at = min(matches)
+            self.matched = self._held[at:end]
+            return self._give(at)
         return self._give(len(self._held) - self._waiting())
 
     def finish(self) -> str:
@@ -78,6 +84,11 @@ class TextStops:
             self._ready.append(self._finder.push(self._detokenizer.push(token)))
             self._ended = self._finder.found
         return self._ended
+
+    @property
+    def matched(self) -> str | None:
+        """The stop string that ended the text, if one did."""
+        return self._finder.matched
 
     def take(self) -> str:
         """The text that became certain since the last call."""

@@ -113,9 +113,9 @@ def apply_template(
         ) from error
 
 
-def _next_step(messages: Sequence[Message]) -> str:
+def _next_step(messages: Sequence[Mapping[str, Any]]) -> str:
     """What to change about messages that a template refuses: where it refuses a lone prompt, the template."""
-    roles = [message.role for message in messages]
+    roles = [message.get("role") for message in messages]
     if roles == ["user"]:
         return "Correct the file, or continue raw text (--no-chat-template)."
     if roles == ["system", "user"]:

@@ -11,6 +11,17 @@ from cyclopts import Group, Parameter, Token
 from mlx_dspark.foundation.knobs import Choice, Knob, Settings, Switch
 
 _SWITCH = bool | None
+
+
+class _Checked:
+    """Tells pydantic that the value is already checked: cyclopts has it check every value against the
+    annotation, which says how a flag is written, once anything has imported pydantic."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> dict[str, str]:
+        return {"type": "any"}
+
+
+_CHECKED = _Checked()
 _EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
 
 
@@ -83,7 +94,10 @@ def _parameter(knob: Knob, group: Group) -> inspect.Parameter:
     )
     kind = _SWITCH if switch else tuple[str, ...] if knob.kind.many else str
     return inspect.Parameter(
-        knob.name, inspect.Parameter.KEYWORD_ONLY, default=knob.default, annotation=Annotated[kind, described]
+        knob.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=knob.default,
+        annotation=Annotated[kind, described, _CHECKED],
     )
 
 

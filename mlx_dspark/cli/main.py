@@ -24,6 +24,7 @@ from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
 from mlx_dspark.foundation.errors import DsparkError, UsageError
+from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import (
     AskSettings,
     GenerateSettings,
@@ -89,14 +90,21 @@ def _dispatch(arguments: Sequence[str]) -> int:
     tokens = ["generate", *arguments] if flat else list(arguments)
     app = build_app()
     if tokens and tokens[0] in app and not follows() and not {*_TOP_LEVEL_FLAGS} & {*tokens}:
-        unread = (ONE_ANSWER, "model") if tokens[0] in NAME_THE_MODEL else (ONE_ANSWER,)
-        for stray in stray_variables(unused=unread):
+        for stray in _strays(tokens[0]):
             note(f"mlx-dspark: {stray}")
     try:
         code = app(_joined(tokens), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         raise explained(error, [name for name in app if not name.startswith("-")]) from error
     return code if isinstance(code, int) else 0
+
+
+def _strays(command: str) -> list[str]:
+    """What to say of variables that `command` does not read."""
+    unread = () if command == "serve" else (ONE_ANSWER,)
+    if command in NAME_THE_MODEL:
+        unread = (*unread, "model")
+    return stray_variables(unused=unread, also=[knob.env for knob in ServeSettings.knobs()])
 
 
 def _joined(tokens: Sequence[str]) -> list[str]:
@@ -121,6 +129,7 @@ def build_app() -> App:
     from mlx_dspark.cli.inspect import inspect
     from mlx_dspark.cli.models import models, pull, rm
     from mlx_dspark.cli.race import race
+    from mlx_dspark.cli.serve import serve
     from mlx_dspark.cli.train import train
 
     app = App(
@@ -139,6 +148,7 @@ def build_app() -> App:
         "chat": with_flags(
             chat, LoadSettings, GenerateSettings, without=(ONE_ANSWER, "logprobs", "chat_template")
         ),
+        "serve": with_flags(serve, ServeSettings, LoadSettings),
         "demo": with_flags(demo, LoadSettings, without=(ONE_ANSWER,)),
         "benchmark": with_flags(benchmark, BenchmarkSettings, LoadSettings, without=(ONE_ANSWER, *COMPARED)),
         "race": with_flags(race, RaceSettings, LoadSettings, without=(ONE_ANSWER, *COMPARED)),

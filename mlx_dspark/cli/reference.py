@@ -13,6 +13,7 @@ from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
+from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 from mlx_dspark.session.result import Result
 
@@ -25,6 +26,7 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 |---|---|
 | `mlx-dspark generate` | answers one prompt; also the bare form `mlx-dspark --prompt "..."` |
 | `mlx-dspark chat` | holds a conversation; Ctrl-C stops the answer, Ctrl-D leaves, `/help` lists the rest |
+| `mlx-dspark serve` | answers over HTTP, as OpenAI's API does ([how](../serving.md)) |
 | `mlx-dspark export MODEL DIR` | writes a model as a standard MLX model folder |
 | `mlx-dspark demo` | answers a prompt, then races plain against speculative decoding on it |
 | `mlx-dspark benchmark` | measures every way to draft against plain decoding ([how](../benchmark.md)) |
@@ -48,13 +50,15 @@ it is given `--yes`.
 |---|---|
 | 0 | done |
 | 2 | something that the message says how to mend |
+| 70 | `serve`: the engine ended or delivered nothing for too long |
 | 130 | interrupted with Ctrl-C |
 | 141 | whoever read standard output has closed it, as in `mlx-dspark --help \\| head -1` |
 
 A flag wins over the environment, the environment over the default. A switch in the environment is on as
 `true`, `1`, `yes` or `on`, and off as `false`, `0`, `no` or `off`. From Python the same names, with
 underscores, are arguments of `load` (model and drafting), `Session.generate` and `Session.stream` (answer);
-`load` also takes `max_batch`, how many threads one session answers at once (1). The variables are read by the
+`load` also takes `max_batch`, how many threads one session answers at once (1), and `run_server` those of the
+server too. The variables are read by the
 command line only; one that begins with `MLX_DSPARK_` and is none of these is told on standard error.
 
 `MLX_DSPARK_CACHE_DIR` names the folder of the default model and of what was found out about machine and
@@ -68,8 +72,9 @@ The closing line counts rounds, forward passes of the target, and says how many 
 
 _TAKEN_BY = {
     AskSettings: "`generate`",
+    ServeSettings: "`serve`, together with `--max-batch` (1): most answers generated at once, as one batch",
     LoadSettings: (
-        "`generate`, `chat`, `demo` (there without `--mode baseline`), `calibrate` (there without "
+        "`generate`, `chat`, `serve`, `demo` (there without `--mode baseline`), `calibrate` (there without "
         "`--mode baseline`, `--max-draft` and `--calibrate`), `benchmark` and `race` (there without `--mode` "
         "and `--max-draft`)"
     ),

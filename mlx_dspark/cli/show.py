@@ -13,6 +13,7 @@ from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
 from mlx_dspark.foundation.knobs import Knob
+from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
 
 if TYPE_CHECKING:
@@ -196,5 +197,5 @@ def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
 
 def _flags() -> dict[str, Knob]:
     measuring = (CalibrateSettings, BenchmarkSettings, RaceSettings)
-    sections = (TrainSettings, *measuring, LoadSettings, GenerateSettings, AskSettings)
+    sections = (TrainSettings, *measuring, ServeSettings, LoadSettings, GenerateSettings, AskSettings)
     return {knob.name: knob for each in sections for knob in each.knobs()}

@@ -157,8 +157,8 @@ class BlockDrafter(ABC):
             mx.async_eval([array for row in grown for array in row.arrays()])
 
     def _by_row(self, features: mx.array) -> Sequence[mx.array]:
-        """`[rows, width, taps * hidden]` as so many `[width, taps * hidden]`, by one call for all of them: in a
-        large batch, slicing row by row takes longer than anything else of observing."""
+        """`[rows, width, taps * hidden]` as so many `[width, taps * hidden]`, by one call for all of them:
+        slicing row by row takes longer than anything else of observing a large batch."""
         flat = features.astype(self.dtype).flatten(0, 1)
         return [flat] if features.shape[0] == 1 else list(mx.split(flat, features.shape[0]))
 

@@ -19,12 +19,14 @@ class Ticket:
     """A request, and the queue of its events. The engine thread writes events; anyone may set `cancelled`.
 
     The queue is not bounded: what a request can have in it is, by its prompt's chunks and its tokens, and so
-    a slow reader holds nobody up. An exception in it is the last entry, as Finished is.
+    a slow reader holds nobody up. An exception in it is the last entry, as Finished is. `notify` is called in
+    the engine thread after each entry; it must neither wait nor raise.
     """
 
     request: GenerateRequest
     number: int = field(default_factory=lambda: next(_NUMBERS))
     events: SimpleQueue[EngineEvent | Exception] = field(default_factory=SimpleQueue)
+    notify: Callable[[], None] | None = None
     cancelled: bool = False
     ended: bool = False
 
@@ -33,6 +35,8 @@ class Ticket:
         if not self.ended:
             self.ended = isinstance(event, Finished | Exception)
             self.events.put(event)
+            if self.notify is not None:
+                self.notify()
 
 
 class Stream:
@@ -46,6 +50,11 @@ class Stream:
         self._ticket = ticket
         self._cancel = cancel
         self._over = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has nothing more for it; what it had may still be to be read."""
+        return self._ticket.ended
 
     def __iter__(self) -> Self:
         return self

@@ -15,6 +15,7 @@ DsparkError
 │   ├── BadCurves         recorded cost curves are incomplete or damaged
 │   └── FailedElsewhere   another process of the run cannot load it; rank 0 says why
 ├── DownloadError         a registry or hub cannot be reached, or answered wrongly
+├── EngineLost            the engine ended or delivers nothing, and the server with it
 └── RanksLost             another process of the run is gone, or fell out of step
 
 The message is one sentence that names the field or file; `next_step` says what to do about it.
@@ -101,6 +102,12 @@ class FailedElsewhere(LoadError):
 
 class DownloadError(DsparkError):
     """A registry or hub cannot be reached, or what it sent is not what was asked for."""
+
+
+class EngineLost(DsparkError):
+    """The engine's thread ended, or has delivered nothing for too long, so the server cannot go on."""
+
+    exit_code = 70
 
 
 class RanksLost(DsparkError):

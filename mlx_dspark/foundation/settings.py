@@ -452,15 +452,16 @@ class TrainSettings(Settings):
     ] = 0
 
 
-def stray_variables(*, unused: Sequence[str] = ()) -> list[str]:
+def stray_variables(*, unused: Sequence[str] = (), also: Sequence[str] = ()) -> list[str]:
     """A sentence for each variable of the environment that is named like a setting and that nothing reads.
 
-    `unused` names the settings that are not read from there.
+    `unused` names the settings that are not read from there, `also` variables of other settings.
     """
     knobs = [knob for section in (LoadSettings, GenerateSettings) for knob in section.knobs()]
     known = [
         CACHE_DIR_VARIABLE,
         MODEL_DIRS_VARIABLE,
+        *also,
         *(knob.env for knob in knobs if knob.name not in unused),
     ]
     near = {name.removeprefix(Settings.env_prefix): name for name in known}

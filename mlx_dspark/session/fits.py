@@ -99,13 +99,15 @@ class MemoryGuard:
     """Refuses a model that needs more than this machine has, before its weights are fetched or read.
 
     It never refuses what it cannot tell. With several `ranks` each holds its share of the weights, and all of
-    a draft model.
+    a draft model. `room` is the largest context that fits, of the model weighed last, 0 where that cannot be
+    told.
     """
 
     def __init__(self, settings: LoadSettings, have: Memory | None, *, ranks: int = 1) -> None:
         self._settings = settings
         self._have = have if settings.memory_guard else None
         self._ranks = ranks
+        self.room = 0
 
     def weigh(self, config: dict[str, Any], weights: int) -> None:
         """Raises OutOfMemory where a model of this config with so many bytes of weights does not fit."""
@@ -150,6 +152,7 @@ class MemoryGuard:
         found = verdict(need, declared_context(config), self._have)
         if not found.fits:
             raise out_of_memory(found, share, need.drafter)
+        self.room = found.context
 
 
 def _draft_need(config: dict[str, Any], weights: int, dtype: str = "") -> Need:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.foundation.errors import (
@@ -80,6 +81,10 @@ class Parts:
     """The model's row in the registry of pairs; None where it has none, or another drafter was named."""
     fingerprint: str = ""
     """Tells the target's content apart from others."""
+    room: int = 0
+    """The largest context in tokens that fits this machine's memory; 0 where that cannot be told."""
+    usual: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    """How the model's makers would have it sampled."""
 
     def session(self, *, own_thread: bool = True) -> Session:
         """An engine around the parts, ready to answer, or to follow rank 0.
@@ -186,6 +191,7 @@ class _Read:
     mode: str
     shipped: Path | None
     known: Registered
+    room: int = 0
 
 
 def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
@@ -246,9 +252,11 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
         draft = find_draft_model(settings, report, weigh=guard.weigh_draft_model(found))
         checkpoint = load(draft_model=draft)
         drafter = load_draft_model(draft, settings, checkpoint, report, ranks=ranks)
-        return _Read(checkpoint, _after_lookup(settings, drafter), None, drafting, None, Registered())
+        first = _after_lookup(settings, drafter)
+        return _Read(checkpoint, first, None, drafting, None, Registered(), guard.room)
     drafter, model, mode, known = _drafter(settings, shipped, known, report)
-    return _Read(load(model), drafter, model, mode, shipped, known)
+    checkpoint = load(model)
+    return _Read(checkpoint, drafter, model, mode, shipped, known, guard.room)
 
 
 def _known(settings: LoadSettings, found: ModelRef, shipped: Path | None) -> Registered:
@@ -268,6 +276,7 @@ def _known(settings: LoadSettings, found: ModelRef, shipped: Path | None) -> Reg
 
 def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link | None) -> Parts:
     """Targets of several processes compute here, so from here on all of them must do the same."""
+    from mlx_dspark.catalog.usual import usual_sampling
     from mlx_dspark.targets.load import load_target
 
     checkpoint, drafter, cache_dir = read.checkpoint, read.drafter, default_cache_dir()
@@ -310,6 +319,8 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
         pairing=read.known.told,
         pair=read.known.pair,
         fingerprint=checkpoint.fingerprint,
+        room=read.room,
+        usual=usual_sampling(checkpoint.path),
     )
 
 

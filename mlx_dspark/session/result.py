@@ -156,7 +156,7 @@ class Result:
 
         A stream that breaks off before Finished folds to what it held, as `cancelled`.
         """
-        folding = _Folding()
+        folding = Folding()
         for event in events:
             folding.take(event)
         return folding.result(mode, end_ids, context)
@@ -166,8 +166,8 @@ _DERIVED = ("num_tokens", "mean_accept_len", "tokens_per_sec", "prefill_tokens_p
 
 
 @dataclass
-class _Folding:
-    """What has been seen of a stream."""
+class Folding:
+    """What has been seen of a stream: `take` each of its events, then ask for the `result`."""
 
     text: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)

@@ -74,7 +74,7 @@ class Session:
         self.context = context
         self.calibration = calibration
         self.pairing = pairing
-        self._see = see
+        self.see = see or _unseen
         self._decoder = TextDecoder(tokenizer)
         self._link = link
 
@@ -82,6 +82,11 @@ class Session:
     def rank(self) -> int:
         """This process's number in a run of several, of which 0 asks and the others `follow`; else 0."""
         return 0 if self._link is None else self._link.rank
+
+    @property
+    def shared(self) -> bool:
+        """Whether several processes hold the model."""
+        return self._link is not None
 
     def follow(self) -> None:
         """In a process whose rank is not 0: do this process's part of every answer, until rank 0 ends.
@@ -128,14 +133,14 @@ class Session:
             )
         settings = settings or GenerateSettings.of(options)
         if isinstance(prompt, Conversation):
-            return self._converse(prompt, settings).events(cancelled, self._see or _unseen)
+            return self._converse(prompt, settings).events(cancelled, self.see)
         ids = encode_prompt(
             self.tokenizer, prompt, system=settings.system, chat_template=settings.chat_template
         )
         check = self._text(settings) if settings.stops else None
         request = GenerateRequest(ids, settings.max_new_tokens, settings.sampling, self.end_ids, check)
         events = self.engine.stream(request)
-        return _with_text(events, self._text(settings), cancelled, self._see or _unseen)
+        return _with_text(events, self._text(settings), cancelled, self.see)
 
     def _converse(self, conversation: Conversation, settings: GenerateSettings) -> Answering:
         for field, given in (

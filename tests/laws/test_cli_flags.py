@@ -23,7 +23,7 @@ KNOBS = [knob for section in SECTIONS for knob in section.knobs()]
 FLAGS = [knob for knob in KNOBS if knob.name != ONE_ANSWER]
 COMMANDS = (
     *("benchmark", "calibrate", "chat", "demo", "doctor", "export", "generate"),
-    *("inspect", "models", "pull", "race", "rm", "train"),
+    *("inspect", "models", "pull", "race", "rm", "serve", "train"),
 )
 
 

@@ -1,0 +1,110 @@
+"""The application: the routes, and the one place where errors become responses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from mlx_dspark._version import __version__
+from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.serving.dialects import DIALECTS, dialect_of
+from mlx_dspark.serving.dialects.base import Dialect, json_bytes
+from mlx_dspark.serving.faults import Fault, FaultKind, Refused, fault_of
+from mlx_dspark.serving.guard import Guard, Rules, has_key
+from mlx_dspark.serving.host import LOG, Host
+from mlx_dspark.serving.models import add_models
+
+_KINDS: Mapping[int, FaultKind] = MappingProxyType({404: "not_found", 413: "too_large", 503: "overloaded"})
+_ERRORS: Mapping[int | str, dict[str, Any]] = MappingProxyType(
+    {
+        400: {"description": "A field is at fault, and named."},
+        401: {"description": "The key is missing or wrong."},
+        403: {"description": "A foreign host or page asks."},
+        413: {"description": "The body is too large."},
+        415: {"description": "The body is not JSON."},
+        429: {"description": "The queue is full; Retry-After says when to come again."},
+        503: {"description": "No model is loaded, or it does not deliver."},
+        504: {"description": "The answer was not complete in time."},
+    }
+)
+
+
+def create_app(host: Host, rules: Rules | None = None) -> FastAPI:
+    """The server's application around a host."""
+    rules = rules or Rules()
+    app = FastAPI(
+        title="mlx-dspark", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
+    )
+    app.state.host = host
+    for dialect in DIALECTS:
+        add_dialect(app, host, dialect)
+    add_models(app, host)
+    _add_health(app, host, rules)
+    for kind in (DsparkError, Refused, RequestValidationError, HTTPException, Exception):
+        app.add_exception_handler(kind, _failed)
+    app.add_middleware(Guard, rules=rules)
+    return app
+
+
+def add_dialect(app: FastAPI, host: Host, dialect: Dialect) -> None:
+    """A dialect's routes."""
+
+    async def answer(body: Any) -> Response:
+        return await host.answer(dialect, body)
+
+    answer.__annotations__ = {"body": dialect.body, "return": Response}
+    answer.__doc__ = dialect.__doc__
+    for path in dialect.paths:
+        name = path.strip("/").replace("/", "_")
+        app.add_api_route(
+            path, answer, methods=["POST"], name=name, response_model=None, responses=dict(_ERRORS)
+        )
+
+
+def _add_health(app: FastAPI, host: Host, rules: Rules) -> None:
+    async def health(request: Request) -> Response:
+        """Whether the server answers: 200, or 503 with the reason."""
+        private = rules.api_key is None or has_key(request.scope, rules.api_key)
+        status = 200 if host.vitals().well else 503
+        return Response(json_bytes(host.health(private=private)), status, media_type="application/json")
+
+    async def root() -> Response:
+        """That this is a server."""
+        return Response(json_bytes({"name": "mlx-dspark"}), media_type="application/json")
+
+    for path, route in (("/health", health), ("/", root)):
+        app.add_api_route(path, route, response_model=None, name=route.__name__)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    fault = _fault(error)
+    if fault.kind == "server":
+        LOG.error("%s %s failed: %r", request.method, request.url.path, error, exc_info=error)
+    body = dialect_of(request.url.path).error(fault)
+    return Response(json_bytes(body), fault.code, dict(fault.headers), media_type="application/json")
+
+
+def _fault(error: Exception) -> Fault:
+    if isinstance(error, RequestValidationError):
+        return _invalid(error)
+    if isinstance(error, HTTPException):
+        kind = _KINDS.get(error.status_code, "invalid_request")
+        return Fault(kind, str(error.detail), status=error.status_code, headers=error.headers or {})
+    return fault_of(error)
+
+
+def _invalid(error: RequestValidationError) -> Fault:
+    """A body that is not what the route takes, by its first mistake."""
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"][1:]]
+    if first["type"] == "json_invalid":
+        return Fault("invalid_request", f"The body is not JSON: {first.get('ctx', {}).get('error', '')}.")
+    if not where:
+        return Fault("invalid_request", f"The body: {first['msg']}.")
+    return Fault("invalid_request", f"{'.'.join(where)}: {first['msg']}.", where[0])

@@ -1,0 +1,55 @@
+"""Fields that a protocol has and this server does not: harmless ones, and those that are refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from mlx_dspark.foundation.errors import RequestError
+from mlx_dspark.foundation.numbers import brief
+
+
+@dataclass(frozen=True)
+class Unserved:
+    """A field that would change the answer. `neutral` are the values that ask for nothing, beside null."""
+
+    neutral: tuple[Any, ...] = ()
+    instead: str = "Leave it out."
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises RequestError naming the field where it asks for something."""
+        if value is None or any(type(value) is type(each) and value == each for each in self.neutral):
+            return
+        raise RequestError(
+            f"{name} is {brief(value)}, which this server does not do.", self.instead, field=name
+        )
+
+
+def unknown_fields(
+    body: BaseModel, harmless: Collection[str], unserved: Mapping[str, Unserved]
+) -> tuple[str, ...]:
+    """The names in a body, at any depth, that its protocol does not know, as `messages.name`.
+
+    `harmless` and `unserved` name a nested field in the same way. Raises RequestError for one of `unserved`
+    that asks for something.
+    """
+    unknown: list[str] = []
+    for name, value in _extras(body, ""):
+        if name in unserved:
+            unserved[name].check(name, value)
+        elif name not in harmless and name not in unknown:
+            unknown.append(name)
+    return tuple(unknown)
+
+
+def _extras(body: BaseModel, inside: str) -> Iterator[tuple[str, Any]]:
+    for name, value in (body.model_extra or {}).items():
+        yield inside + name, value
+    for name in type(body).model_fields:
+        value = getattr(body, name)
+        for each in value if isinstance(value, Sequence) and not isinstance(value, str) else [value]:
+            if isinstance(each, BaseModel):
+                yield from _extras(each, f"{inside}{name}.")

@@ -1,0 +1,162 @@
+"""Which model answers, if any, and what the routes of one server share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.serving.ask import Ask, Defaults
+from mlx_dspark.serving.dialects.base import About, Dialect
+from mlx_dspark.serving.faults import Refused, refused
+from mlx_dspark.serving.gate import Gate
+from mlx_dspark.serving.generate import Generation
+from mlx_dspark.serving.model import Model, Rendered
+from mlx_dspark.serving.streaming import Answering, ClientGone, Clock
+from mlx_dspark.serving.watch import Vitals
+
+LOG = logging.getLogger("mlx_dspark.serving")
+
+
+class Host:
+    """What the routes share. Used on one event loop.
+
+    `model` None: nothing is loaded. `ending`: the server takes no more requests.
+    """
+
+    def __init__(
+        self,
+        model: Model | None,
+        defaults: Defaults | None = None,
+        *,
+        clock: Clock | None = None,
+        queue: int = 128,
+    ) -> None:
+        self.model = model
+        self.defaults = defaults or Defaults()
+        self.clock = clock or Clock()
+        self.gate = Gate(model.engine.max_rows if model is not None else 1, queue)
+        self.ending = False
+        self._generations: set[Generation] = set()
+        self._rendering = ThreadPoolExecutor(1, "render")
+
+    # how it is -----------------------------------------------------------------------------------
+
+    def vitals(self) -> Vitals:
+        """How the server is: `ok`, or why it answers nothing now."""
+        if self.ending:
+            return Vitals("ending", reason="The server is about to end.")
+        if self.model is None:
+            return Vitals("no model", reason="No model is loaded.")
+        return self.model.pulse.vitals()
+
+    def health(self, *, private: bool) -> Mapping[str, Any]:
+        """What `/health` says; `private` adds what is not for everybody."""
+        vitals, model = self.vitals(), self.model
+        told: dict[str, Any] = {"status": vitals.state}
+        if vitals.reason:
+            told["reason"] = vitals.reason
+        if not private:
+            return told
+        told |= {"under_way": self.gate.under_way, "waiting": self.gate.waiting}
+        told["silent_seconds"] = round(vitals.silent, 3)
+        if model is not None:
+            told |= {
+                "model": model.session.name,
+                "mode": model.session.mode,
+                "context_window": model.context,
+                "max_batch": model.engine.max_rows,
+            }
+        return told
+
+    # answering -----------------------------------------------------------------------------------
+
+    async def render(self, ask: Ask) -> tuple[Model, list[Rendered]]:
+        """The model that is to answer, and the prompts as it reads them. Raises what refuses them.
+
+        Tokenizers are asked by one thread at a time, and not by the one that keeps every stream alive; what
+        waits for it counts as under way.
+        """
+        model, loop = self.ready(), asyncio.get_running_loop()
+        self.gate.enter(ask.choices)
+        try:
+            prompts = [
+                await loop.run_in_executor(self._rendering, model.render, each) for each in ask.prompts
+            ]
+        finally:
+            self.gate.leave(ask.choices)
+        return model, prompts
+
+    async def answer(self, dialect: Dialect, body: object) -> Answering:
+        """The response to a checked body. Raises what refuses it."""
+        ask = dialect.decode(body, self.defaults)
+        model, prompts = await self.render(ask)
+        self.ready()
+        self.gate.enter(ask.choices)
+        try:
+            generation = Generation(model, ask, prompts)
+        except BaseException:
+            self.gate.leave(ask.choices)
+            raise
+        return self._answering(dialect, ask, model, prompts, generation)
+
+    def _answering(
+        self, dialect: Dialect, ask: Ask, model: Model, prompts: list[Rendered], generation: Generation
+    ) -> Answering:
+        unheeded = {name for prompt in prompts if prompt.chat for name in prompt.chat.ignored}
+        ask = replace(ask, ignored=(*ask.ignored, *sorted(unheeded)))
+        counts = tuple(len(prompt.ids) for prompt in prompts)
+        name = ask.model or model.session.name
+        about = About(uuid.uuid4().hex, int(time.time()), name, model.session.mode, counts)
+        self._generations.add(generation)
+        begun = time.monotonic()
+
+        def done(error: BaseException | None) -> None:
+            self._generations.discard(generation)
+            self.gate.leave(ask.choices, time.monotonic() - begun)
+            _log(error)
+
+        return Answering(
+            generation,
+            dialect.encoder(ask, about),
+            dialect,
+            stream=ask.stream,
+            clock=self.clock,
+            done=done,
+        )
+
+    def ready(self) -> Model:
+        """The model, where one can answer. Raises Refused where not."""
+        vitals = self.vitals()
+        if self.model is None or vitals.state in ("ending", "dead"):
+            raise refused("overloaded", vitals.reason, headers={"retry-after": "5"})
+        return self.model
+
+    # how it ends ---------------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return not self._generations
+
+    def fail_all(self, message: str) -> None:
+        """Tell everybody who waits that no more will come."""
+        for generation in list(self._generations):
+            generation.fail(refused("overloaded", message))
+
+    def close(self) -> None:
+        """Let go of the thread that renders; the model is its owner's."""
+        self._rendering.shutdown(wait=False, cancel_futures=True)
+
+
+def _log(error: BaseException | None) -> None:
+    """Errors that are nobody's fault but ours, with what was noted where they arose."""
+    expected = DsparkError | Refused | ClientGone | asyncio.CancelledError
+    if error is not None and not isinstance(error, expected):
+        LOG.error("An answer failed: %r", error, exc_info=error)

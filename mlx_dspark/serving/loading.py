@@ -1,0 +1,86 @@
+"""From the settings of a server to a model that answers, and what the user should know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mlx_dspark.foundation.serve_settings import ServeSettings
+from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.serving.ask import Defaults
+from mlx_dspark.serving.model import Model
+from mlx_dspark.session.calibrate import calibrated
+from mlx_dspark.session.pair import Parts, load_parts
+
+if TYPE_CHECKING:
+    from mlx_dspark.catalog.progress import Progress
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model, and what its requests get where they say nothing."""
+
+    model: Model
+    defaults: Defaults
+
+
+def load_model(
+    loading: LoadSettings,
+    settings: ServeSettings,
+    progress: Progress | None = None,
+    note: Callable[[str], None] = lambda _: None,
+) -> Loaded:
+    """Load a model and make it ready; `note` is told what the user should know.
+
+    Raises UsageError, LoadError or DownloadError.
+    """
+    parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
+    window = context_window(parts, settings.context_window, note)
+    model = Model(parts.session(), window)
+    if settings.warmup:
+        if progress is not None:
+            from mlx_dspark.catalog.progress import LoadProgress
+
+            progress(LoadProgress("warming up"))
+        model.warm_up()
+    return Loaded(model, defaults_of(settings, parts))
+
+
+def context_window(parts: Parts, asked: int | None, note: Callable[[str], None]) -> int | None:
+    """The most tokens that prompt and answer get, None for all that the model has."""
+    declared, room = parts.target.spec.context, parts.room
+    if asked is not None:
+        if asked > declared:
+            note(f"The context window is {declared} tokens, which is all that the model has.")
+        elif 0 < room < asked:
+            note(
+                f"A context window of {asked} tokens may not fit this machine's memory, "
+                f"{room} tokens would: --context-window {room}."
+            )
+        return min(asked, declared)
+    if 0 < room < declared:
+        note(
+            f"The context window is {room} of the model's {declared} tokens, which is what fits this "
+            f"machine's memory. --context-window {declared} has all of them."
+        )
+        return room
+    return None
+
+
+def defaults_of(settings: ServeSettings, parts: Parts) -> Defaults:
+    """What requests get where they say nothing: the server's settings, else the model's own."""
+    usual = {"temperature": 0.0, "top_p": 1.0, "top_k": 0} | dict(parts.usual)
+    chosen = {
+        "temperature": settings.default_temperature,
+        "top_p": settings.default_top_p,
+        "top_k": settings.default_top_k,
+    }
+    sampling = usual | {name: value for name, value in chosen.items() if value is not None}
+    return Defaults(
+        max_tokens=settings.default_max_tokens,
+        max_tokens_cap=settings.max_tokens_cap,
+        thinking=settings.thinking,
+        effort=settings.reasoning_effort,
+        **sampling,
+    )

@@ -1,0 +1,57 @@
+"""`/v1/models`: the one model that is loaded. https://platform.openai.com/docs/api-reference/models"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from mlx_dspark.serving.dialects.base import json_bytes
+from mlx_dspark.serving.faults import refused
+from mlx_dspark.serving.host import Host
+
+PATHS = ("/v1/models", "/models")
+
+
+def add_models(app: FastAPI, host: Host) -> None:
+    """The routes that list models."""
+    created = int(time.time())
+
+    async def models() -> Response:
+        """The loaded model, or none."""
+        return _json({"object": "list", "data": listed(host, created)})
+
+    async def model(name: str) -> Response:
+        """The loaded model, by its name."""
+        for each in listed(host, created):
+            if each["id"] == name:
+                return _json(each)
+        raise refused("not_found", "No model of this name is loaded.", field="model")
+
+    for path in PATHS:
+        prefix = path.strip("/").replace("/", "_")
+        app.add_api_route(path, models, name=prefix, response_model=None)
+        app.add_api_route(f"{path}/{{name:path}}", model, name=f"{prefix}_one", response_model=None)
+
+
+def listed(host: Host, created: int) -> list[dict[str, Any]]:
+    """What is told of each model."""
+    if host.model is None:
+        return []
+    context = host.model.context or None
+    return [
+        {
+            "id": host.model.session.name,
+            "object": "model",
+            "created": created,
+            "owned_by": "mlx-dspark",
+            "context_length": context,
+            "max_model_len": context,
+        }
+    ]
+
+
+def _json(value: Any) -> Response:
+    return Response(json_bytes(value), media_type="application/json")
