@@ -28,7 +28,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
-class _Secret(Words):
+class Secret(Words):
     """A text that no message shows."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class ServeSettings(Settings):
     api_key: Annotated[
         str | None,
         About(
-            _Secret(),
+            Secret(),
             "Ask every route but GET /health for this key, as a bearer token or as x-api-key. In the "
             "environment it is hidden from the list of processes.",
         ),
@@ -99,6 +99,12 @@ class ServeSettings(Settings):
         ),
     ] = ()
 
+    no_model: Annotated[
+        bool,
+        About(
+            Switch(), "Start with nothing loaded: requests are told 503 until /admin/load has loaded a model."
+        ),
+    ] = False
     context_window: Annotated[
         int | None,
         About(

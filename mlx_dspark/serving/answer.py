@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from mlx_dspark.chat.channels import ChannelParser
@@ -19,7 +19,7 @@ from mlx_dspark.foundation.events import (
     ToolCallEnded,
 )
 from mlx_dspark.serving.events import AnswerEvent, Ended, Ending, Logprobs, TokenText
-from mlx_dspark.session.result import Folding
+from mlx_dspark.session.result import Folding, Result
 from mlx_dspark.session.session import Session
 
 
@@ -32,7 +32,7 @@ class Tells(Protocol):
 
 
 class Answer:
-    """Read it in one thread. `reasons`: it begins within reasoning."""
+    """Read it in one thread. `reasons`: it begins within reasoning. `watch` is told the engine's events."""
 
     def __init__(
         self,
@@ -51,6 +51,7 @@ class Answer:
         self._reasoning_tokens = 0
         self._called = False
         self._folding = Folding()
+        self.watch: Callable[[EngineEvent], None] = _unwatched
         self.started = False
         self.over = False
 
@@ -73,6 +74,7 @@ class Answer:
 
     def _take(self, event: EngineEvent) -> Iterator[AnswerEvent]:
         self._folding.take(event)
+        self.watch(event)
         match event:
             case Started():
                 self.started = True
@@ -110,12 +112,20 @@ class Answer:
             self._reasons = isinstance(event, Text) and event.channel == "reasoning"
             yield event
 
-    def _ended(self) -> Ended:
+    def result(self) -> Result:
+        """What it has come to so far."""
         session = self._model.session
-        result = self._folding.result(session.mode, session.end_ids, session.context)
+        return self._folding.result(session.mode, session.end_ids, session.context)
+
+    def _ended(self) -> Ended:
+        result = self.result()
         ending: Ending = result.finish_reason
         if self._text.matched is not None:
             ending = "stop_sequence"
         elif ending == "stop" and self._called:
             ending = "tool_calls"
         return Ended(ending, result, self._text.matched, self._reasoning_tokens)
+
+
+def _unwatched(_: EngineEvent) -> None:
+    """Where nobody watches."""

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.serving.ask import Ask, Defaults
@@ -18,8 +19,17 @@ from mlx_dspark.serving.faults import Refused, refused
 from mlx_dspark.serving.gate import Gate
 from mlx_dspark.serving.generate import Generation
 from mlx_dspark.serving.model import Model, Rendered
+from mlx_dspark.serving.observe.board import Board
+from mlx_dspark.serving.stage import Stage
 from mlx_dspark.serving.streaming import Answering, ClientGone, Clock
 from mlx_dspark.serving.watch import Vitals
+
+if TYPE_CHECKING:
+    from mlx_dspark.serving.loading import Loaded
+
+LAST_WORDS = 3.0
+"""Seconds in which the last responses may be written."""
+_TICK = 0.05
 
 LOG = logging.getLogger("mlx_dspark.serving")
 
@@ -27,7 +37,9 @@ LOG = logging.getLogger("mlx_dspark.serving")
 class Host:
     """What the routes share. Used on one event loop.
 
-    `model` None: nothing is loaded. `ending`: the server takes no more requests.
+    `model` None: nothing is loaded; `loaded` is what it came with, where it was loaded by settings. `stage`:
+    how far a change of the model has come, None where none is under way. `closed`: why no request is taken
+    though there is a model, empty where they are. `ending`: the server takes no more requests.
     """
 
     def __init__(
@@ -42,6 +54,10 @@ class Host:
         self.defaults = defaults or Defaults()
         self.clock = clock or Clock()
         self.gate = Gate(model.engine.max_rows if model is not None else 1, queue)
+        self.loaded: Loaded | None = None
+        self.stage: Stage | None = None
+        self.closed = ""
+        self.board = Board()
         self.ending = False
         self._generations: set[Generation] = set()
         self._rendering = ThreadPoolExecutor(1, "render")
@@ -52,6 +68,8 @@ class Host:
         """How the server is: `ok`, or why it answers nothing now."""
         if self.ending:
             return Vitals("ending", reason="The server is about to end.")
+        if self.model is None and self.stage is not None:
+            return Vitals("loading", reason="A model is being loaded.")
         if self.model is None:
             return Vitals("no model", reason="No model is loaded.")
         return self.model.pulse.vitals()
@@ -66,6 +84,7 @@ class Host:
             return told
         told |= {"under_way": self.gate.under_way, "waiting": self.gate.waiting}
         told["silent_seconds"] = round(vitals.silent, 3)
+        told["loading"] = None if self.stage is None else self.stage.as_dict()
         if model is not None:
             told |= {
                 "model": model.session.name,
@@ -90,7 +109,9 @@ class Host:
         """The response to a checked body. Raises what refuses it."""
         ask = dialect.decode(body, self.defaults)
         model, prompts = await self.render(ask)
-        self.ready()
+        while model is not self.ready():
+            ask = dialect.decode(body, self.defaults)
+            model, prompts = await self.render(ask)
         self.gate.enter(ask.choices)
         try:
             generation = Generation(model, ask, prompts)
@@ -107,12 +128,14 @@ class Host:
         counts = tuple(len(prompt.ids) for prompt in prompts)
         name = ask.model or model.session.name
         about = About(uuid.uuid4().hex, int(time.time()), name, model.session.mode, counts)
+        over = self.board.follow(generation.answers, about)
         self._generations.add(generation)
         begun = time.monotonic()
 
         def done(error: BaseException | None) -> None:
             self._generations.discard(generation)
             self.gate.leave(ask.choices, time.monotonic() - begun)
+            over(error)
             _log(error)
 
         return Answering(
@@ -127,9 +150,42 @@ class Host:
     def ready(self) -> Model:
         """The model, where one can answer. Raises Refused where not."""
         vitals = self.vitals()
+        if self.closed:
+            raise refused("overloaded", self.closed, headers={"retry-after": "5"})
         if self.model is None or vitals.state in ("ending", "dead"):
             raise refused("overloaded", vitals.reason, headers={"retry-after": "5"})
         return self.model
+
+    # which model it is ---------------------------------------------------------------------------
+
+    def take(self, loaded: Loaded) -> None:
+        """Answer with this model from now on."""
+        self.loaded, self.model, self.defaults = loaded, loaded.model, loaded.defaults
+        self.gate.resize(loaded.model.engine.max_rows)
+
+    def at(self, stage: Stage | None) -> None:
+        """So far has a change of the model come; None: it is over."""
+        self.stage = stage
+        self.board.tell("load", stage=None if stage is None else stage.as_dict())
+
+    def release(self) -> Model | None:
+        """Have no model; returns the one that was there, whose session is to be closed."""
+        model, self.model, self.loaded = self.model, None, None
+        return model
+
+    async def until_idle(self, seconds: float, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until nobody waits for an answer, or so long, or until it is given up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not (self.idle or given_up()):
+                    await asyncio.sleep(_TICK)
+
+    async def drain(self, seconds: float, message: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Let answers be completed for so long; whoever still waits then is told that no more will come."""
+        await self.until_idle(seconds, given_up)
+        if not given_up():
+            self.fail_all(message)
+            await self.until_idle(LAST_WORDS)
 
     # how it ends ---------------------------------------------------------------------------------
 
