@@ -44,14 +44,16 @@ def _report(committed: int) -> RoundReport:
 class ScriptedEngine:
     """Answers every request with `reply`, `step` tokens at a time.
 
-    `go` pauses all answers while it is cleared; `before` is called before each step, with the request and the
-    number of tokens so far, and may raise. `alive` False: the thread is gone.
+    `admit` holds all requests back while it is cleared, `go` pauses their answers; `before` is called before
+    each step, with the request and the number of tokens so far, and may raise. `alive` False: the thread is
+    gone.
     """
 
     reply: str | Callable[[GenerateRequest], str] = "Hello there."
     step: int = 3
     max_rows: int = 4
     before: Callable[[GenerateRequest, int], None] = lambda *_: None
+    admit: threading.Event = field(default_factory=threading.Event)
     go: threading.Event = field(default_factory=threading.Event)
     alive: bool = True
     tokenizer: Any = field(default_factory=tiny_tokenizer)
@@ -59,6 +61,7 @@ class ScriptedEngine:
     cancelled: int = 0
 
     def __post_init__(self) -> None:
+        self.admit.set()
         self.go.set()
 
     @property
@@ -75,6 +78,7 @@ class ScriptedEngine:
 
     def _answer(self, ticket: Ticket) -> None:
         request = ticket.request
+        self.admit.wait()
         try:
             ticket.put(Started(len(request.prompt), 0, time.perf_counter()))
             ticket.put(Prefilled(len(request.prompt), len(request.prompt), _report(0)))
