@@ -138,9 +138,10 @@ class Swap:
         kept = (old.loading, old.settings) if old is not None else None
         try:
             if old is not None:
-                tell = partial(self._step, "finding", name)
+                self._step("finding", name)
+                tell = self._telling(partial(self._step, "finding", name))
                 taken = mx.get_active_memory()
-                await self._run(lambda: examine(loading, self._telling(tell), released=taken))
+                await self._run(lambda: examine(loading, tell, released=taken))
                 old = None
                 await self._release(name, "Another model is being loaded; no request is taken meanwhile.")
             await self._take(name, loading, settings, "loading")
