@@ -23,6 +23,8 @@ from mlx_dspark.foundation.knobs import (
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
+Logged = Literal["off", "requests", "prompts"]
+
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -191,6 +193,14 @@ class ServeSettings(Settings):
             "Seconds of silence after which a stream carries an empty frame.",
         ),
     ] = 15.0
+    log: Annotated[
+        Logged,
+        About(
+            Choice(("off", "requests", "prompts")),
+            "What is written to standard error, a JSON object a line. requests: a line for each, without any "
+            "text of it. prompts: with what was asked.",
+        ),
+    ] = "requests"
     warmup: Annotated[
         bool, About(Switch(), "Read a prompt and write a few tokens before the first request is taken.")
     ] = True

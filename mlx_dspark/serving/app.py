@@ -19,7 +19,8 @@ from mlx_dspark.serving.dialects import DIALECTS, dialect_of
 from mlx_dspark.serving.dialects.base import Dialect, json_bytes
 from mlx_dspark.serving.faults import Fault, FaultKind, Refused, fault_of
 from mlx_dspark.serving.guard import Guard, Rules, has_key
-from mlx_dspark.serving.host import LOG, Host
+from mlx_dspark.serving.host import Host
+from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.models import add_models
 from mlx_dspark.serving.observe.routes import add_observation
 
@@ -92,6 +93,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     fault = _fault(error)
     if fault.kind == "server":
         LOG.error("%s %s failed: %r", request.method, request.url.path, error, exc_info=error)
+    log_event("refused", method=request.method, path=request.url.path, status=fault.code, field=fault.field)
     body = dialect_of(request.url.path).error(fault)
     return Response(json_bytes(body), fault.code, dict(fault.headers), media_type="application/json")
 

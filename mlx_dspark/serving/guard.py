@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from mlx_dspark.serving.dialects import dialect_of
 from mlx_dspark.serving.faults import Fault, Refused, fault_of, refused
+from mlx_dspark.serving.log import log_event
 from mlx_dspark.serving.streaming import Receive, Send, send_json
 
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health")})
@@ -65,7 +66,7 @@ class Guard:
         try:
             origin = self._page(headers)
         except Refused as error:
-            await _answer(send, path, fault_of(error))
+            await _answer(send, scope, fault_of(error))
             return
         send = _with_cors(send, origin) if origin else send
         if origin and scope["method"] == "OPTIONS":
@@ -75,7 +76,7 @@ class Guard:
             self._key(scope["method"], path, headers)
             receive = await self._body(scope, headers, receive)
         except Refused as error:
-            await _answer(send, path, error.fault)
+            await _answer(send, scope, error.fault)
             if error.fault.kind == "too_large":
                 await self._discard(receive)
             return
@@ -235,7 +236,9 @@ async def _preflight(headers: Headers, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _answer(send: Send, path: str, fault: Fault) -> None:
+async def _answer(send: Send, scope: Any, fault: Fault) -> None:
+    path = scope["path"]
+    log_event("refused", method=scope["method"], path=path, status=fault.code, field=fault.field)
     await send_json(send, fault.code, dialect_of(path).error(fault), fault.headers)
 
 

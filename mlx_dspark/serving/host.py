@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -18,9 +17,11 @@ from mlx_dspark.serving.dialects.base import About, Dialect
 from mlx_dspark.serving.faults import Refused, refused
 from mlx_dspark.serving.gate import Gate
 from mlx_dspark.serving.generate import Generation
+from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.model import Model, Rendered
 from mlx_dspark.serving.observe.board import Board
 from mlx_dspark.serving.stage import Stage
+from mlx_dspark.serving.stats import stats_of
 from mlx_dspark.serving.streaming import Answering, ClientGone, Clock
 from mlx_dspark.serving.watch import Vitals
 
@@ -31,8 +32,6 @@ LAST_WORDS = 3.0
 """Seconds in which the last responses may be written."""
 _TICK = 0.05
 
-LOG = logging.getLogger("mlx_dspark.serving")
-
 
 class Host:
     """What the routes share. Used on one event loop.
@@ -40,6 +39,7 @@ class Host:
     `model` None: nothing is loaded; `loaded` is what it came with, where it was loaded by settings. `stage`:
     how far a change of the model has come, None where none is under way. `closed`: why no request is taken
     though there is a model, empty where they are. `ending`: the server takes no more requests.
+    `logs_prompts`: the log shows what was asked.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class Host:
         self.stage: Stage | None = None
         self.closed = ""
         self.board = Board()
+        self.logs_prompts = False
         self.ending = False
         self._generations: set[Generation] = set()
         self._rendering = ThreadPoolExecutor(1, "render")
@@ -136,7 +137,7 @@ class Host:
             self._generations.discard(generation)
             self.gate.leave(ask.choices, time.monotonic() - begun)
             over(error)
-            _log(error)
+            self._log(ask, about, generation, error)
 
         return Answering(
             generation,
@@ -146,6 +147,18 @@ class Host:
             clock=self.clock,
             done=done,
         )
+
+    def _log(self, ask: Ask, about: About, generation: Generation, error: BaseException | None) -> None:
+        """One line for every request that was admitted; errors that are nobody's but ours besides."""
+        stats = stats_of([answer.result() for answer in generation.answers], ask.ignored)
+        told = {"id": about.id, "model": about.model, "stream": ask.stream, "answers": ask.choices}
+        told |= {"error": None if error is None else type(error).__name__, "stats": stats}
+        if self.logs_prompts:
+            told["prompts"] = ask.prompts
+        log_event("answer", **told)
+        expected = DsparkError | Refused | ClientGone | asyncio.CancelledError
+        if error is not None and not isinstance(error, expected):
+            LOG.error("An answer failed: %r", error, exc_info=error)
 
     def ready(self) -> Model:
         """The model, where one can answer. Raises Refused where not."""
@@ -202,10 +215,3 @@ class Host:
     def close(self) -> None:
         """Let go of the thread that renders; the model is its owner's."""
         self._rendering.shutdown(wait=False, cancel_futures=True)
-
-
-def _log(error: BaseException | None) -> None:
-    """Errors that are nobody's fault but ours, with what was noted where they arose."""
-    expected = DsparkError | Refused | ClientGone | asyncio.CancelledError
-    if error is not None and not isinstance(error, expected):
-        LOG.error("An answer failed: %r", error, exc_info=error)

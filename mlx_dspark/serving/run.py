@@ -19,7 +19,8 @@ from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.app import create_app
 from mlx_dspark.serving.guard import Rules
-from mlx_dspark.serving.host import LAST_WORDS, LOG, Host
+from mlx_dspark.serving.host import LAST_WORDS, Host
+from mlx_dspark.serving.log import LOG, logged
 from mlx_dspark.serving.streaming import Clock
 
 if TYPE_CHECKING:
@@ -69,10 +70,12 @@ def serve(
         )
     with bound(settings.host, settings.port) as listener:
         host = Host(None, clock=clock_of(settings), queue=settings.queue)
+        host.logs_prompts = settings.log == "prompts"
         swap = Swap(host, (loading, settings), progress=progress, note=note)
         running = Running(host, settings, swap)
         try:
-            asyncio.run(running.run(listener, note))
+            with logged(settings.log):
+                asyncio.run(running.run(listener, note))
         finally:
             host.close()
             model = host.release()

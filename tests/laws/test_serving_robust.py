@@ -17,7 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from mlx_dspark.foundation.errors import EngineLost, UsageError
+from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.serving.guard import Rules
@@ -246,8 +246,8 @@ def running(session: Session, **settings: Any) -> Iterator[tuple[str, Running, l
             server.append(Running(host, chosen))
             made.set()
             await server[0].run(listener, address.append)
-            if server[0].fatal:
-                ended.append(EngineLost(server[0].fatal))
+            if server[0].failure is not None:
+                ended.append(server[0].failure)
 
         thread = threading.Thread(target=lambda: asyncio.run(serving()))
         thread.start()

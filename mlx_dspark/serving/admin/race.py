@@ -23,8 +23,8 @@ from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.admin.threads import in_mlx_thread
 from mlx_dspark.serving.dialects.base import Frame
 from mlx_dspark.serving.faults import Refused, fault_of, refused
-from mlx_dspark.serving.host import LOG
 from mlx_dspark.serving.loading import Loaded
+from mlx_dspark.serving.log import LOG
 
 if TYPE_CHECKING:
     from mlx_dspark.session.pair import Parts

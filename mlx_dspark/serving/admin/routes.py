@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from starlette.responses import Response
 
 from mlx_dspark.foundation.errors import DownloadError, DsparkError, LoadCancelled, ModelNotFound, UsageError
@@ -107,7 +107,7 @@ def _add_changes(app: FastAPI, swap: Swap) -> None:
 
 
 def _add_views(app: FastAPI, swap: Swap) -> None:
-    async def status(request: Request) -> Response:
+    async def status() -> Response:
         """What is loaded, with which settings, and how far a change has come."""
         return _json(status_of(swap))
 
@@ -119,11 +119,7 @@ def _add_views(app: FastAPI, swap: Swap) -> None:
 
     for route in (status, models):
         app.add_api_route(
-            f"/admin/{route.__name__}",
-            route,
-            methods=["GET", "HEAD"],
-            name=f"admin_{route.__name__}",
-            response_model=None,
+            f"/admin/{route.__name__}", route, name=f"admin_{route.__name__}", response_model=None
         )
 
 

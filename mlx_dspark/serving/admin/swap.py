@@ -12,6 +12,7 @@ import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from logging import WARNING
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,12 @@ from mlx_dspark.foundation.errors import DsparkError, LoadCancelled
 from mlx_dspark.foundation.ranks import launched_rank
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import DEFAULT_MODEL, LoadSettings
+from mlx_dspark.serving.admin.body import as_json
 from mlx_dspark.serving.admin.threads import in_mlx_thread
 from mlx_dspark.serving.faults import Fault, Refused, refused
-from mlx_dspark.serving.host import LOG, Host
+from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.loading import Loaded, load_model
+from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.stage import Phase, Stage
 from mlx_dspark.session.examine import examine
 
@@ -145,10 +148,12 @@ class Swap:
                 old = None
                 await self._release(name, "Another model is being loaded; no request is taken meanwhile.")
             await self._take(name, loading, settings, "loading")
+            log_event("loaded", model=name, settings=as_json(loading))
         except Exception as error:
             await self._undo(kept)
             told = self._told(error, name)
             self.failure = str(told)
+            log_event("load failed", WARNING, model=name, error=self.failure)
             raise told from error
         finally:
             self._over()
@@ -213,6 +218,7 @@ class Swap:
         try:
             await self._release(self.host.model.session.name, "The model is being unloaded.")
             await in_mlx_thread(mx.clear_cache)
+            log_event("unloaded")
         finally:
             self._over()
         return True

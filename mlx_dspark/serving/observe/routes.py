@@ -17,8 +17,6 @@ from mlx_dspark.serving.observe.machine import calibration_json, machine_json
 from mlx_dspark.serving.observe.metrics import metrics_json, metrics_text, wants_json
 from mlx_dspark.serving.observe.sse import frames_of, sse
 
-_METHODS = ["GET", "HEAD"]
-
 
 def add_observation(app: FastAPI, host: Host) -> None:
     """The routes."""
@@ -31,10 +29,8 @@ def add_observation(app: FastAPI, host: Host) -> None:
             return Response(json_bytes(metrics_json(host)), media_type="application/json", headers=vary)
         return Response(metrics_text(host), media_type=CONTENT_TYPE_PLAIN_0_0_4, headers=vary)
 
-    async def events(request: Request) -> Response:
+    async def events() -> Response:
         """Server-sent events: began, prefill, first, round, answer, load, dropped, and stats in silence."""
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
 
         def idle() -> Frame:
             return Frame(metrics_json(host), "stats")
@@ -63,10 +59,9 @@ def add_observation(app: FastAPI, host: Host) -> None:
             checks = await in_mlx_thread(machine_checks)
         return _json({"ok": all(check.well for check in checks), "checks": [c.as_dict() for c in checks]})
 
-    for route in (metrics, events, rounds, calibration, machine, doctor):
-        app.add_api_route(
-            f"/{route.__name__}", route, methods=_METHODS, response_model=None, name=route.__name__
-        )
+    for route in (metrics, rounds, calibration, machine, doctor):
+        app.add_api_route(f"/{route.__name__}", route, response_model=None, name=route.__name__)
+    app.add_api_route("/events", events, include_in_schema=False, name="events")
 
 
 def _json(value: Any) -> Response:
