@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from typing import Any
 
 import psutil
 from packaging.requirements import Requirement
@@ -103,7 +104,8 @@ def quantized() -> Check:
         rows = mx.arange(3 * 128).reshape(3, 128).astype(mx.float32) % 7 - 3
         parts = mx.quantize(matrix, 64, 4)
         found = mx.quantized_matmul(rows, *parts, group_size=64, bits=4)
-        worst = float(mx.max(mx.abs(found - rows @ mx.dequantize(*parts).T)).item())
+        off: Any = mx.max(mx.abs(found - rows @ mx.dequantize(*parts).T)).item()
+        worst = float(off)
     except RuntimeError as error:
         return Check("quantized", FAIL, f"MLX cannot use quantized weights: {error}.", "Reinstall mlx.")
     if not worst < 0.1:

@@ -16,8 +16,6 @@ from mlx_dspark.session.pair import Parts, load_parts
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import Progress
 
-_WARM_PROMPT, _WARM_TOKENS = 512, 12
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -31,7 +29,10 @@ class Loaded:
 
     def again(self) -> Loaded:
         """The same model with an engine of its own, where the one it had was closed."""
-        return replace(self, model=Model(self.parts.session(), self.window))
+        model = Model(self.parts.session(), self.window)
+        if self.settings.warmup:
+            _warm_up(model, None)
+        return replace(self, model=model)
 
     @property
     def window(self) -> int | None:
@@ -65,7 +66,7 @@ def _warm_up(model: Model, progress: Progress | None) -> None:
     from mlx_dspark.catalog.progress import LoadProgress, silent
 
     (progress or silent)(LoadProgress("warming up"))
-    model.warm_up(_WARM_PROMPT, _WARM_TOKENS)
+    model.warm_up()
 
 
 def context_window(parts: Parts, asked: int | None, note: Callable[[str], None]) -> int | None:
