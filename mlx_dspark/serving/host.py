@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -37,7 +37,8 @@ class Host:
     """What the routes share. Used on one event loop.
 
     `model` None: nothing is loaded; `loaded` is what it came with, where it was loaded by settings. `stage`:
-    how far a change of the model has come, None where none is under way. `closed`: why no request is taken
+    how far a change of the model has come, None where none is under way. `warnings`: what the user should
+    know of the model. `closed`: why no request is taken
     though there is a model, empty where they are. `ending`: the server takes no more requests.
     `logs_prompts`: the log shows what was asked.
     """
@@ -56,6 +57,7 @@ class Host:
         self.gate = Gate(model.engine.max_rows if model is not None else 1, queue)
         self.loaded: Loaded | None = None
         self.stage: Stage | None = None
+        self.warnings: tuple[str, ...] = ()
         self.closed = ""
         self.board = Board()
         self.logs_prompts = False
@@ -86,6 +88,7 @@ class Host:
         told |= {"under_way": self.gate.under_way, "waiting": self.gate.waiting}
         told["silent_seconds"] = round(vitals.silent, 3)
         told["loading"] = None if self.stage is None else self.stage.as_dict()
+        told["warnings"] = list(self.warnings)
         if model is not None:
             told |= {
                 "model": model.session.name,
@@ -171,8 +174,9 @@ class Host:
 
     # which model it is ---------------------------------------------------------------------------
 
-    def take(self, loaded: Loaded) -> None:
-        """Answer with this model from now on."""
+    def take(self, loaded: Loaded, warnings: Sequence[str] = ()) -> None:
+        """Answer with this model from now on; `warnings` say what the user should know of it."""
+        self.warnings = tuple(warnings)
         self.loaded, self.model, self.defaults = loaded, loaded.model, loaded.defaults
         self.gate.resize(loaded.model.engine.max_rows)
 
@@ -183,7 +187,7 @@ class Host:
 
     def release(self) -> Model | None:
         """Have no model; returns the one that was there, whose session is to be closed."""
-        model, self.model, self.loaded = self.model, None, None
+        model, self.model, self.loaded, self.warnings = self.model, None, None, ()
         return model
 
     async def until_idle(self, seconds: float, given_up: Callable[[], bool] = lambda: False) -> None:

@@ -71,11 +71,11 @@ def serve(
     with bound(settings.host, settings.port) as listener:
         host = Host(None, clock=clock_of(settings), queue=settings.queue)
         host.logs_prompts = settings.log == "prompts"
-        swap = Swap(host, (loading, settings), progress=progress, note=note)
+        swap = Swap(host, (loading, settings))
         running = Running(host, settings, swap)
         try:
             with logged(settings.log):
-                asyncio.run(running.run(listener, note))
+                asyncio.run(running.run(listener, note, progress))
         finally:
             host.close()
             model = host.release()
@@ -148,7 +148,9 @@ class Running:
         self.failure: Exception | None = None
         self.stuck = False
 
-    async def run(self, listener: socket.socket, note: Note = lambda _: None) -> None:
+    async def run(
+        self, listener: socket.socket, note: Note = lambda _: None, progress: Progress | None = None
+    ) -> None:
         """Serve on a bound socket until asked to end, or until the engine is lost; load the model first."""
         self._loop = asyncio.get_running_loop()
         server = _Server(self._config())
@@ -156,7 +158,7 @@ class Running:
         watching = asyncio.create_task(self._watch())
         asked = asyncio.create_task(self._asked.wait())
         with self._signals():
-            if await self._loaded(asked):
+            if await self._loaded(asked, progress, note):
                 note(f"Listening on {address_of(listener)}")
                 await asyncio.wait({serving, watching, asked}, return_when=asyncio.FIRST_COMPLETED)
             await self._drain()
@@ -166,11 +168,11 @@ class Running:
             task.cancel()
         await asyncio.gather(watching, asked, return_exceptions=True)
 
-    async def _loaded(self, asked: asyncio.Task[Any]) -> bool:
+    async def _loaded(self, asked: asyncio.Task[Any], progress: Progress | None, note: Note) -> bool:
         """Load the model that the server was started with; False where that failed or was stopped."""
         if self._swap is None or self._settings.no_model:
             return True
-        first = asyncio.create_task(self._swap.load(*self._swap.started))
+        first = asyncio.create_task(self._swap.load_first(progress, note))
         await asyncio.wait({first, asked}, return_when=asyncio.FIRST_COMPLETED)
         if not first.done():
             return False

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,10 +20,14 @@ import httpx
 import pytest
 
 from mlx_dspark.catalog.progress import LoadProgress
-from mlx_dspark.foundation.errors import BadCheckpoint
+from mlx_dspark.engine.loop import VerifyLoop
+from mlx_dspark.foundation.errors import BadCheckpoint, UsageError
+from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.admin import swap as module
 from mlx_dspark.serving.admin.swap import Swap
+from mlx_dspark.serving.host import Host
+from mlx_dspark.serving.run import Running, bound, run_server
 from tests.admin_server import admin_server, answered, asked, load
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dspark
@@ -45,6 +53,19 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(models: Path) -> Iterator[tuple[httpx.Client, Swap]]:
     with admin_server() as (client, swap):
         yield client, swap
+
+
+@pytest.fixture
+def slow_rounds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Makes every round of an engine take longer."""
+    launch, pause = VerifyLoop.launch, [0.0]
+
+    def slow(*arguments: Any, **named: Any) -> Any:
+        time.sleep(pause[0])
+        return launch(*arguments, **named)
+
+    monkeypatch.setattr(VerifyLoop, "launch", slow)
+    return lambda seconds: pause.__setitem__(0, seconds)
 
 
 @pytest.fixture
@@ -74,6 +95,9 @@ def test_without_a_model_requests_are_told_so_until_one_is_loaded(models: Path) 
         health = client.get("/health").json()
         assert (health["model"], health["mode"], health["max_batch"]) == ("one", "lookup", 3)
         assert health["context_window"] == 100
+        assert health["warnings"] == []
+        assert load(client, models / "one", context_window=5000).status_code == 200
+        assert "all that the model has" in client.get("/admin/status").json()["warnings"][0]
         assert answered(client)
 
 
@@ -123,11 +147,20 @@ def test_a_drafter_is_a_setting_like_any_other_and_none_stays_behind(
     ],
 )
 def test_a_load_that_fails_leaves_the_model_answering_as_before(
-    client: httpx.Client, models: Path, body: dict[str, Any], status: int, field: str | None
+    client: httpx.Client,
+    server: tuple[httpx.Client, Swap],
+    models: Path,
+    body: dict[str, Any],
+    status: int,
+    field: str | None,
 ) -> None:
+    old = server[1].host.model
     names = {"ONE": "one", "DRAFTER": "drafter", "BROKEN": "broken", "OTHER": "drafter-of-another"}
     first = answered(client, temperature=0.8, seed=5)
-    body = {name: str(models / names[value]) if value in names else value for name, value in body.items()}
+    given, body = (
+        body,
+        {name: str(models / names[value]) if value in names else value for name, value in body.items()},
+    )
     told = client.post("/admin/load", json=body)
     assert told.status_code == status, told.text
     error = told.json()["error"]
@@ -135,6 +168,7 @@ def test_a_load_that_fails_leaves_the_model_answering_as_before(
     assert error["message"]
     state = client.get("/admin/status").json()
     assert (state["ready"], state["model"], state["mode"]) == (True, "one", "baseline")
+    assert server[1].host.model is old or "OTHER" in given.values()
     assert answered(client, temperature=0.8, seed=5) == first
 
 
@@ -175,17 +209,18 @@ def test_nothing_but_errors_of_ours_is_told_to_clients(
 
 
 def test_answers_under_way_are_completed_and_new_ones_are_told_to_come_again(
-    client: httpx.Client, models: Path
+    client: httpx.Client, models: Path, slow_rounds: Any
 ) -> None:
-    whole = answered(client, max_tokens=300)
-    with client.stream("POST", CHAT, json=asked(max_tokens=300, stream=True)) as stream:
+    whole = answered(client, max_tokens=60)
+    slow_rounds(0.01)
+    with client.stream("POST", CHAT, json=asked(max_tokens=60, stream=True)) as stream:
         lines = stream.iter_lines()
         first = next(lines)
         with ThreadPoolExecutor() as pool:
-            waiting = [pool.submit(answered, client, max_tokens=300) for _ in range(3)]
-            until(lambda: client.get("/health").json()["under_way"] == 4)
+            waiting = [pool.submit(answered, client, max_tokens=60) for _ in range(2)]
+            until(lambda: client.get("/health").json()["under_way"] == 3)
             swapping = pool.submit(load, client, models / "two", mode="baseline")
-            until(lambda: (client.get("/admin/status").json()["phase"]) == "draining")
+            until(lambda: client.get("/admin/status").json()["phase"] == "draining")
             refused = client.post(CHAT, json=asked())
             text = streamed([first, *lines])
             answers = [each.result() for each in waiting]
@@ -196,21 +231,25 @@ def test_answers_under_way_are_completed_and_new_ones_are_told_to_come_again(
     assert client.get("/v1/models").json()["data"][0]["id"] == "two"
 
 
-def test_answers_that_take_too_long_are_told_that_they_are_cut_off(models: Path) -> None:
-    with admin_server(drain_timeout=0.2, max_tokens_cap=100_000) as (client, _):
-        load(client, models / "one", mode="baseline")
+def test_answers_that_take_too_long_are_told_that_they_are_cut_off(models: Path, slow_rounds: Any) -> None:
+    with admin_server(drain_timeout=0.2) as (client, _):
+        load(client, models / "one", mode="baseline", max_batch=2)
+        whole = answered(client)
+        slow_rounds(0.05)
         with ThreadPoolExecutor() as pool:
-            plain = pool.submit(client.post, CHAT, json=asked(max_tokens=2000))
-            stream = pool.submit(client.post, CHAT, json=asked(max_tokens=2000, stream=True))
-            until(lambda: client.get("/health").json()["under_way"] == 2)
+            plain = [pool.submit(client.post, CHAT, json=asked(max_tokens=400)) for _ in range(3)]
+            stream = pool.submit(client.post, CHAT, json=asked(max_tokens=400, stream=True))
+            until(lambda: client.get("/health").json()["under_way"] == 4)
             assert client.post("/admin/unload", json={}).json()["unloaded"]
-            assert plain.result().status_code in (200, 503)
-            last = stream.result().text
-        assert last.endswith("data: [DONE]\n\n")
-        cut = plain.result().status_code == 503 and "unloaded before" in plain.result().text
-        assert cut or plain.result().status_code == 200
+            for each in plain:
+                assert each.result().status_code == 503
+                assert "unloaded before" in each.result().json()["error"]["message"]
+            assert stream.result().status_code == 200
+            assert "unloaded before" in stream.result().text
+            assert stream.result().text.endswith("data: [DONE]\n\n")
+        slow_rounds(0.0)
         assert load(client, models / "one", mode="baseline").status_code == 200
-        assert answered(client)
+        assert answered(client) == whole
 
 
 def test_one_change_at_a_time(client: httpx.Client, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,9 +329,17 @@ def test_a_request_whose_prompt_is_rendered_during_a_swap_gets_the_new_model(
         assert answer.result() == expected
 
 
-def test_the_models_that_are_known_and_here(client: httpx.Client) -> None:
+def test_the_models_that_are_known_and_here(
+    client: httpx.Client, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MLX_DSPARK_MODEL_DIRS", str(models))
     told = client.get("/admin/models").json()
-    assert any(each["name"] == "Qwen/Qwen3-4B" or each["drafters"] for each in told["registered"])
+    assert any(each["drafters"] and not each["loaded"] for each in told["registered"])
+    local = {each["name"]: each for each in told["local"]}
+    assert (local["one"]["loaded"], local["two"]["loaded"]) == (True, False)
+    assert local["two"]["fit"]["fits"]
+    assert {"kind": "MLX_DSPARK_MODEL_DIRS", "path": str(models)} in told["folders"]
     assert told["memory_bytes"] > 0
     assert told["bandwidth_gb_s"] > 0
     assert told["default"] == "smollm2-135m"
@@ -346,6 +393,57 @@ def test_a_race_that_nobody_watches_ends_and_the_model_answers_again(client: htt
         assert client.post(CHAT, json=asked()).status_code == 503
     until(lambda: client.get("/admin/status").json()["ready"])
     assert answered(client)
+
+
+def test_a_server_tells_how_far_its_first_model_is_and_can_be_ended_meanwhile(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = hold(monkeypatch, "load_model")
+    started = (LoadSettings(model=models / "one"), ServeSettings(port=0, api_key="k3y"))
+    notes: list[str] = []
+    with bound("127.0.0.1", 0) as listener:
+        host = Host(None)
+        running: list[Running] = []
+
+        async def serving() -> None:
+            running.append(Running(host, started[1], Swap(host, started)))
+            await running[0].run(listener, notes.append)
+
+        thread = threading.Thread(target=lambda: asyncio.run(serving()))
+        thread.start()
+        assert held.begun.wait(10)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/health"
+        stranger = httpx.get(url)
+        assert (stranger.status_code, stranger.json()["status"]) == (503, "loading")
+        assert str(models) not in stranger.text
+        told = httpx.get(url, headers={"x-api-key": "k3y"}).json()["loading"]
+        assert (told["phase"], told["model"]) == ("fetching", str(models / "one"))
+        running[0].ask_to_end()
+        thread.join(20)
+        assert not thread.is_alive()
+        assert (running[0].failure, running[0].stuck, notes, host.model) == (None, False, [], None)
+        host.close()
+
+
+def test_no_model_as_a_process(models: Path) -> None:
+    command = [sys.executable, "-m", "mlx_dspark", "serve", "--no-model", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            url = server.stderr.readline().strip().removeprefix("Listening on ")
+            with httpx.Client(base_url=url, timeout=60) as client:
+                assert client.get("/health").json()["status"] == "no model"
+                assert load(client, models / "one", mode="baseline").status_code == 200
+                text = answered(client)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 0
+            log = [json.loads(line) for line in server.stderr]
+        finally:
+            server.kill()
+    assert [line["event"] for line in log] == ["loaded", "answer"]
+    assert text not in json.dumps(log)
+    with pytest.raises(UsageError, match="no_model"):
+        run_server(models / "one", no_model=True)
 
 
 # helpers -----------------------------------------------------------------------------------------

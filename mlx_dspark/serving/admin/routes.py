@@ -135,6 +135,7 @@ def status_of(swap: Swap) -> dict[str, Any]:
         "context_window": None if model is None else model.context or None,
         "settings": None if loaded is None else as_json(loaded.loading),
         "pairing": (model.session.pairing or None) if model is not None else None,
+        "warnings": list(host.warnings),
         "error": swap.failure or None,
         "stage": None if stage is None else stage.as_dict(),
         "phase": None if stage is None else stage.phase,

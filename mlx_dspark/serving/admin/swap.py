@@ -49,20 +49,12 @@ class Swap:
     """Changes the host's model; used on the host's event loop. `started` is what the server was started
     with, `failure` what was said of the last load that failed, `names` what the last load named."""
 
-    def __init__(
-        self,
-        host: Host,
-        started: tuple[LoadSettings, ServeSettings],
-        *,
-        progress: Progress | None = None,
-        note: Note = lambda _: None,
-    ) -> None:
+    def __init__(self, host: Host, started: tuple[LoadSettings, ServeSettings]) -> None:
         self.host = host
         self.started = started
         self.failure = ""
         self.names: tuple[str, ...] = ()
-        self._progress = progress
-        self._note = note
+        self._progress: Progress | None = None
         self._stop = Event()
         self._task: asyncio.Task[Any] | None = None
 
@@ -80,6 +72,16 @@ class Swap:
         Goes on when whoever waits for it does not.
         """
         await self._only(self._load(loading, settings))
+
+    async def load_first(self, progress: Progress | None, note: Note) -> None:
+        """Load what the server was started with; `progress` and `note` are told of it, as the host is."""
+        self._progress = progress
+        try:
+            await self.load(*self.started)
+        finally:
+            self._progress = None
+        for warning in self.host.warnings:
+            note(warning)
 
     async def unload(self) -> bool:
         """Let go of the model; False where there was none."""
@@ -202,14 +204,15 @@ class Swap:
 
     async def _take(self, name: str, loading: LoadSettings, settings: ServeSettings, phase: Phase) -> None:
         tell = self._telling(partial(self._step, phase, name))
+        notes: list[str] = []
 
         def work() -> Loaded:
             mx.clear_cache()
             bandwidth_here()
-            return load_model(loading, settings, tell, self._note)
+            return load_model(loading, settings, tell, notes.append)
 
         self._step(phase, name)
-        self.host.take(await self._run(work))
+        self.host.take(await self._run(work), notes)
 
     async def _unload(self) -> bool:
         if self.host.model is None:
@@ -224,14 +227,14 @@ class Swap:
         return True
 
     async def _lend(self, loaded: Loaded, begun: asyncio.Event, over: asyncio.Event) -> None:
-        host, name = self.host, loaded.model.session.name
+        host, name, warnings = self.host, loaded.model.session.name, self.host.warnings
         self._stop.clear()
         try:
             await self._release(name, "The model is busy with a race; no request is taken meanwhile.")
             self._step("racing", name)
             begun.set()
             await over.wait()
-            host.take(await in_mlx_thread(loaded.again))
+            host.take(await in_mlx_thread(loaded.again), warnings)
         finally:
             self._over()
 
