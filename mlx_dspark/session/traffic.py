@@ -31,6 +31,14 @@ def traffic_of(parts: Parts) -> Traffic:
     return Traffic(weight_bytes(target.model, config), states or StateBytes())
 
 
+def held_bytes(parts: Parts) -> int:
+    """Bytes of memory that come free when the parts are let go of, at least."""
+    import mlx.core as mx
+
+    target: Any = parts.target
+    return max(mx.get_active_memory(), weight_bytes(target.model, {}))
+
+
 def weight_bytes(model: Any, config: dict[str, Any]) -> int:
     """Bytes of the weights that one token reads: all matrices, of experts those it goes through, but of an
     embedding that is no head a single row."""

@@ -396,6 +396,12 @@ def test_changes_take_json_bodies_only(locked: httpx.Client, path: str) -> None:
     assert locked.post(path, headers=key).status_code == 400
 
 
+@pytest.mark.parametrize("path", [path for path in SHOWN if path != "/admin/models"])
+def test_head_ends_without_a_body(client: httpx.Client, path: str) -> None:
+    told = client.head(path, timeout=20)
+    assert (told.status_code, told.content) == (200, b"")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

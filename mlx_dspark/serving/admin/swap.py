@@ -31,6 +31,7 @@ from mlx_dspark.serving.loading import Loaded, load_model
 from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.stage import Phase, Stage
 from mlx_dspark.session.examine import examine
+from mlx_dspark.session.traffic import held_bytes
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import LoadProgress, Progress
@@ -142,10 +143,10 @@ class Swap:
         old: Loaded | None = self.host.loaded
         kept = (old.loading, old.settings) if old is not None else None
         try:
-            if old is not None:
+            if self.host.model is not None:
                 self._step("finding", name)
                 tell = self._telling(partial(self._step, "finding", name))
-                taken = mx.get_active_memory()
+                taken = mx.get_active_memory() if old is None else held_bytes(old.parts)
                 await self._run(lambda: examine(loading, tell, released=taken))
                 old = None
                 await self._release(name, "Another model is being loaded; no request is taken meanwhile.")

@@ -29,8 +29,10 @@ def add_observation(app: FastAPI, host: Host) -> None:
             return Response(json_bytes(metrics_json(host)), media_type="application/json", headers=vary)
         return Response(metrics_text(host), media_type=CONTENT_TYPE_PLAIN_0_0_4, headers=vary)
 
-    async def events() -> Response:
+    async def events(request: Request) -> Response:
         """Server-sent events: began, prefill, first, round, answer, load, dropped, and stats in silence."""
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
 
         def idle() -> Frame:
             return Frame(metrics_json(host), "stats")
