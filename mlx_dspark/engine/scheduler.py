@@ -82,7 +82,7 @@ class Scheduler:
 
     @property
     def prefill_chunk(self) -> int:
-        """Most tokens of prompts that are read at once, which is what a cancel and other rows may wait for."""
+        """Most tokens of prompts that are read at once: what a cancel and other rows may wait for."""
         return self._loop.prefill_chunk
 
     @prefill_chunk.setter
