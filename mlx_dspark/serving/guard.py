@@ -19,6 +19,8 @@ from mlx_dspark.serving.streaming import Receive, Send, send_json
 
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health")})
 """What is answered without a key."""
+HEAD = "mlx_dspark.head"
+"""In the scope of a request whose body would not be sent."""
 _PREFLIGHT_SECONDS = "600"
 _BODY_SECONDS = 60.0
 _DISCARDED = 4
@@ -82,8 +84,10 @@ class Guard:
             return
         except _Gone:
             return
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        await self._app({**scope, "path": path, "raw_path": path.encode(), "method": method}, receive, send)
+        changed: dict[str, Any] = {"path": path, "raw_path": path.encode()}
+        if scope["method"] == "HEAD":
+            changed |= {"method": "GET", HEAD: True}
+        await self._app({**scope, **changed}, receive, send)
 
     def _page(self, headers: Headers) -> str | None:
         """The foreign origin that is allowed and asks, if one does. Raises Refused for any other.

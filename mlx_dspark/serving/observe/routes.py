@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from mlx_dspark.serving.admin.threads import in_mlx_thread
 from mlx_dspark.serving.dialects.base import Frame, json_bytes
+from mlx_dspark.serving.guard import HEAD
 from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.observe.board import KEPT_ROUNDS
 from mlx_dspark.serving.observe.machine import calibration_json, machine_json
@@ -31,7 +32,7 @@ def add_observation(app: FastAPI, host: Host) -> None:
 
     async def events(request: Request) -> Response:
         """Server-sent events: began, prefill, first, round, answer, load, dropped, and stats in silence."""
-        if request.method == "HEAD":
+        if HEAD in request.scope:
             return Response(media_type="text/event-stream")
 
         def idle() -> Frame:
