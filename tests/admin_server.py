@@ -33,7 +33,7 @@ def admin_server(
         yield client, swap
     host.close()
     if (model := host.release()) is not None:
-        model.session.close()
+        model.close()
 
 
 def load(client: httpx.Client, model: Path | str, **settings: Any) -> httpx.Response:

@@ -57,7 +57,7 @@ def load_model(
         if settings.warmup:
             _warm_up(model, progress)
     except BaseException:
-        model.session.close()
+        model.close()
         raise
     return Loaded(model, defaults_of(settings, parts), parts, loading, settings)
 

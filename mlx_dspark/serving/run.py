@@ -80,7 +80,7 @@ def serve(
             host.close()
             model = host.release()
             if model is not None and not running.stuck:
-                model.session.close()
+                model.close()
     if running.failure is not None:
         raise running.failure
 

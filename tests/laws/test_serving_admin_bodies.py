@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
@@ -18,7 +18,10 @@ from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.admin.body import KEPT, OF_A_MODEL, LoadBody, settings_of
 from mlx_dspark.serving.admin.swap import Swap
+from mlx_dspark.serving.app import create_app
+from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.observe.folds import Histogram
+from mlx_dspark.serving.stage import Phase
 from tests.admin_server import admin_server, answered, load
 from tests.tiny import save_tiny
 
@@ -72,6 +75,19 @@ def test_a_request_lets_no_code_run_that_the_server_was_not_started_to_run() -> 
     assert settings_of(body, allowed)[0].trust_remote_code
 
 
+def test_the_page_of_the_server_names_what_stays_the_phases_and_the_routes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    administration = page.partition("## Administration")[2].partition("## Observation")[0]
+    names = [*OF_A_MODEL, *KEPT, *get_args(Phase)]
+    assert [name for name in names if f"`{name}`" not in administration] == []
+    app = create_app(Host(None), swap=Swap(Host(None), STARTED))
+    routes = [path for path in app.openapi()["paths"] if path.startswith("/admin")]
+    assert len(routes) == 6
+    observed = {"/metrics", "/rounds", "/calibration", "/machine", "/doctor"}
+    assert observed <= set(app.openapi()["paths"])
+    assert [path for path in (*routes, *observed, "/events") if f"`{path}" not in page] == []
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Client, Swap, Path]]:
     folder = save_tiny(tmp_path_factory.mktemp("fuzzed") / "one", seed=1)
@@ -81,11 +97,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[httpx.Cli
         yield client, swap, folder
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("\x00"),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=5,
-)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just("\x00")
+VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_size=5), SCALARS, max_size=3)
 PATHS = ("/admin/load", "/admin/load/cancel", "/admin/race")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.errors import EngineLost, UsageError
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.serving.guard import Rules
@@ -383,6 +383,24 @@ def test_what_does_not_finish_in_time_is_told_that_the_server_ends() -> None:
         assert "about to end" in streamed.text
         assert plain.status_code == 503
         assert not ended
+
+
+def test_an_engine_that_does_not_come_to_rest_is_not_waited_for() -> None:
+    session, hangs, hang = tiny_session(), threading.Event(), threading.Event()
+    model = Model(session)
+
+    def check(token: int) -> bool:
+        hangs.set()
+        return hang.wait(60)
+
+    stream = model.engine.submit(GenerateRequest((5, 6), 4, stop_check=check))
+    assert hangs.wait(SOON)
+    stream.close()
+    with pytest.raises(EngineLost):
+        model.close(0.2)
+    hang.set()
+    model.close()
+    assert not model.engine.running
 
 
 def test_a_port_that_is_taken_is_told_before_a_model_is_loaded() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 
 from mlx_dspark.calibration.bandwidth import bandwidth_here
-from mlx_dspark.foundation.errors import DsparkError, LoadCancelled
+from mlx_dspark.foundation.errors import DsparkError, EngineLost, LoadCancelled
 from mlx_dspark.foundation.ranks import launched_rank
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import DEFAULT_MODEL, LoadSettings
@@ -197,10 +197,15 @@ class Swap:
         await self._close()
 
     async def _close(self) -> None:
-        model = self.host.release()
-        if model is not None:
-            await asyncio.to_thread(model.session.close)
-        del model
+        loaded, warnings, model = self.host.loaded, self.host.warnings, self.host.release()
+        try:
+            if model is not None:
+                await asyncio.to_thread(model.close)
+        except EngineLost:
+            if loaded is not None:
+                self.host.take(loaded, warnings)
+            raise
+        del model, loaded
         gc.collect()
 
     async def _take(self, name: str, loading: LoadSettings, settings: ServeSettings, phase: Phase) -> None:
