@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from mlx_dspark.serving.admin.threads import in_mlx_thread
 from mlx_dspark.serving.dialects.base import Frame, json_bytes
@@ -62,7 +62,15 @@ def add_observation(app: FastAPI, host: Host) -> None:
             checks = await in_mlx_thread(machine_checks)
         return _json({"ok": all(check.well for check in checks), "checks": [c.as_dict() for c in checks]})
 
-    for route in (metrics, rounds, calibration, machine, doctor):
+    app.add_api_route(
+        "/metrics",
+        metrics,
+        response_model=None,
+        response_class=PlainTextResponse,
+        responses={200: {"content": {"application/json": {}}}},
+        name="metrics",
+    )
+    for route in (rounds, calibration, machine, doctor):
         app.add_api_route(f"/{route.__name__}", route, response_model=None, name=route.__name__)
     app.add_api_route("/events", events, include_in_schema=False, name="events")
 
