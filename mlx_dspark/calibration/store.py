@@ -134,6 +134,16 @@ class CalibrationStore:
 
         return self._write(change)
 
+    def trouble(self) -> str:
+        """Why the file cannot be read; empty where it can, or there is none."""
+        try:
+            self._content()
+        except OSError as error:
+            return error.strerror or str(error)
+        except _DAMAGE:
+            return "it is damaged, or of another version"
+        return ""
+
     # the file ------------------------------------------------------------------------------------
 
     def _read(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ finds the blob, and only links it.
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections import deque
@@ -32,6 +33,8 @@ _SPAN = 10.0
 """The rate is that of so many newest seconds."""
 _EVERY = 0.1
 _SHA256 = 64
+_PART = ".mlx_dspark.incomplete"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,8 @@ class Meter:
 
     def _tell(self) -> None:
         fraction = min(1.0, self._done / self._total) if self._total else None
-        self._progress(LoadProgress(f"fetching {self._what}", fraction, self.line()))
+        told = LoadProgress(f"fetching {self._what}", fraction, self.line(), self._done, self._total)
+        self._progress(told)
 
 
 def _duration(seconds: float) -> str:
@@ -200,6 +204,19 @@ def _duration(seconds: float) -> str:
     )
 
 
+def drop_partial(name: str) -> int:
+    """Remove what has come of files of a repository, or of `gguf:owner/name/file`, that are not whole;
+    returns its bytes. Any other name has none."""
+    repository = "/".join(name.removeprefix("gguf:").split("/")[:2])
+    if not _HUB_ID.fullmatch(repository) or ".." in repository:
+        return 0
+    removed = 0
+    for part in _blob(repository, "x").parent.glob(f"*{_PART}"):
+        removed += part.stat().st_size
+        part.unlink(missing_ok=True)
+    return removed
+
+
 def _blob(repository: str, blob: str) -> Path:
     """Where the cache keeps a file's content."""
     home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
@@ -208,4 +225,4 @@ def _blob(repository: str, blob: str) -> Path:
 
 def _part(repository: str, blob: str) -> Path:
     """Where what has come of it is kept."""
-    return _blob(repository, blob).with_name(f"{blob}.mlx_dspark.incomplete")
+    return _blob(repository, blob).with_name(f"{blob}{_PART}")

@@ -17,11 +17,13 @@ _VERSIONS = (
 _UNLIMITED = 1 << 60
 
 
-def memory_here() -> Memory | None:
+def memory_here(released: int = 0) -> Memory | None:
     """What models can have here: Metal's recommended working set, the memory of a CUDA GPU, else what the
-    system has available within this process's control group. None where it cannot be told."""
+    system has available within this process's control group, and `released` bytes that will be by then. None
+    where it cannot be told."""
     if mx.default_device().type == mx.DeviceType.cpu:
-        return _system()
+        have = _system()
+        return None if have is None else Memory(have.bytes + released, have.source)
     try:
         about = mx.device_info()
     except (RuntimeError, ValueError):

@@ -11,11 +11,14 @@ class LoadProgress:
     """One step as a short phrase, such as "reading weights"; `fraction` is 0 to 1, or None when not known.
 
     `detail` is what changes while the step lasts, such as the rate of a download; empty where nothing does.
+    A download tells its bytes; a total of 0 is not known.
     """
 
     message: str
     fraction: float | None = None
     detail: str = ""
+    bytes_done: int = 0
+    bytes_total: int = 0
 
 
 Progress = Callable[[LoadProgress], None]

@@ -12,7 +12,7 @@ from mlx_dspark.foundation.errors import EngineLost, UsageError
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 
-_NEEDED = ("fastapi", "uvicorn")
+_NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 _HERE = ("127.0.0.1", "::1", "localhost")
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mlx_dspark.foundation.knobs import About, Settings, Switch, Words
+from mlx_dspark.foundation.serve_settings import Secret
 
+DEFAULT_URL = "http://127.0.0.1:8080"
 _JSON = "Print one JSON object in place of the lines."
 
 
@@ -44,4 +46,13 @@ class DoctorSettings(Settings):
             unset="the machine only",
         ),
     ] = None
+    url: Annotated[
+        str | None,
+        About(
+            Words("the address of a server"),
+            "The server to ask how it is; that none answers there is then a failure.",
+            unset=f"{DEFAULT_URL}, if one is there",
+        ),
+    ] = None
+    api_key: Annotated[str | None, About(Secret(), "The key of that server.", unset="none")] = None
     json: Annotated[bool, About(Switch(), _JSON)] = False

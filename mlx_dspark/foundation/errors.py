@@ -14,6 +14,7 @@ DsparkError
 │   ├── OutOfMemory       the model needs more memory than this machine has
 │   ├── BadCurves         recorded cost curves are incomplete or damaged
 │   └── FailedElsewhere   another process of the run cannot load it; rank 0 says why
+├── LoadCancelled         somebody asked a load to stop
 ├── DownloadError         a registry or hub cannot be reached, or answered wrongly
 ├── EngineLost            the engine ended or delivers nothing, and the server with it
 └── RanksLost             another process of the run is gone, or fell out of step
@@ -98,6 +99,10 @@ class BadCurves(LoadError):
 
 class FailedElsewhere(LoadError):
     """Another process of the run cannot load what was asked for, and rank 0 reports it."""
+
+
+class LoadCancelled(DsparkError):
+    """A load was asked to stop before it was done."""
 
 
 class DownloadError(DsparkError):

@@ -23,12 +23,14 @@ from mlx_dspark.foundation.knobs import (
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
+Logged = Literal["off", "requests", "prompts"]
+
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
-class _Secret(Words):
+class Secret(Words):
     """A text that no message shows."""
 
     secret = True
@@ -80,7 +82,7 @@ class ServeSettings(Settings):
     api_key: Annotated[
         str | None,
         About(
-            _Secret(),
+            Secret(),
             "Ask every route but GET /health for this key, as a bearer token or as x-api-key. In the "
             "environment it is hidden from the list of processes.",
         ),
@@ -101,6 +103,12 @@ class ServeSettings(Settings):
         ),
     ] = ()
 
+    no_model: Annotated[
+        bool,
+        About(
+            Switch(), "Start with nothing loaded: requests are told 503 until /admin/load has loaded a model."
+        ),
+    ] = False
     context_window: Annotated[
         int | None,
         About(
@@ -185,6 +193,14 @@ class ServeSettings(Settings):
             "Seconds of silence after which a stream carries an empty frame.",
         ),
     ] = 15.0
+    log: Annotated[
+        Logged,
+        About(
+            Choice(("off", "requests", "prompts")),
+            "What is written to standard error, a JSON object a line. requests: a line for each, without any "
+            "text of it. prompts: with what was asked.",
+        ),
+    ] = "requests"
     warmup: Annotated[
         bool, About(Switch(), "Read a prompt and write a few tokens before the first request is taken.")
     ] = True

@@ -21,7 +21,7 @@ from mlx_dspark.foundation.events import (
 )
 from mlx_dspark.foundation.request import FinishReason
 from mlx_dspark.serving.events import AnswerEvent, Ended, Ending, Logprobs, TokenText
-from mlx_dspark.session.result import Folding
+from mlx_dspark.session.result import Folding, Result
 from mlx_dspark.session.session import Session
 
 
@@ -66,6 +66,7 @@ class Answer:
 
     `begin` queues a request with this prompt, or None for the first, and this many tokens. Where a budget
     for reasoning is spent, the request ends and another one goes on; to its reader it is one answer.
+    `watch` is told the events that it is folded from.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Answer:
         self._check = check
         self._called = self._resumed = False
         self._folding = Folding()
+        self.watch: Callable[[EngineEvent], None] = _unwatched
         self.started = False
         self.over = False
         stream = begin(None, limit)
@@ -119,12 +121,12 @@ class Answer:
             case Started() | Prefilled() if self._resumed:
                 pass
             case Committed():
-                self._folding.take(event)
+                self._fold(event)
                 self._model.session.see(event.report)
                 yield from self._committed(event)
             case _:
                 self.started = True
-                self._folding.take(event)
+                self._fold(event)
 
     def _committed(self, event: Committed) -> Iterator[AnswerEvent]:
         self._left -= len(event.tokens)
@@ -142,6 +144,15 @@ class Answer:
         for event in events:
             self._called |= isinstance(event, ToolCallEnded) and event.complete
             yield event
+
+    def result(self) -> Result:
+        """What it has come to so far."""
+        session = self._model.session
+        return self._folding.result(session.mode, session.end_ids, self._model.context)
+
+    def _fold(self, event: EngineEvent) -> None:
+        self._folding.take(event)
+        self.watch(event)
 
     def _finished(self, event: Finished) -> Iterator[AnswerEvent]:
         spent = event.reason == "stop" and self._reader.spent
@@ -166,8 +177,7 @@ class Answer:
         return True
 
     def _ended(self) -> Ended:
-        session, stop = self._model.session, self._reader.text.matched
-        result = self._folding.result(session.mode, session.end_ids, self._model.context)
+        result, stop = self.result(), self._reader.text.matched
         ending: Ending = result.finish_reason
         if stop is not None:
             ending = "stop_sequence"
@@ -178,3 +188,7 @@ class Answer:
 
 def _pieces(text: str) -> list[ChatEvent]:
     return [Text(text)] if text else []
+
+
+def _unwatched(_: EngineEvent) -> None:
+    """Where nobody watches."""

@@ -13,12 +13,16 @@ from starlette.responses import Response
 
 from mlx_dspark._version import __version__
 from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.serving.admin.routes import add_admin
+from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.dialects import DIALECTS, dialect_of
 from mlx_dspark.serving.dialects.base import Dialect, json_bytes
 from mlx_dspark.serving.faults import Fault, FaultKind, Refused, fault_of
 from mlx_dspark.serving.guard import Guard, Rules, has_key
-from mlx_dspark.serving.host import LOG, Host
+from mlx_dspark.serving.host import Host
+from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.models import add_models
+from mlx_dspark.serving.observe.routes import add_observation
 
 _KINDS: Mapping[int, FaultKind] = MappingProxyType({404: "not_found", 413: "too_large", 503: "overloaded"})
 _ERRORS: Mapping[int | str, dict[str, Any]] = MappingProxyType(
@@ -35,8 +39,8 @@ _ERRORS: Mapping[int | str, dict[str, Any]] = MappingProxyType(
 )
 
 
-def create_app(host: Host, rules: Rules | None = None) -> FastAPI:
-    """The server's application around a host."""
+def create_app(host: Host, rules: Rules | None = None, swap: Swap | None = None) -> FastAPI:
+    """The server's application around a host; with a swap it takes administration too."""
     rules = rules or Rules()
     app = FastAPI(
         title="mlx-dspark", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False
@@ -45,6 +49,9 @@ def create_app(host: Host, rules: Rules | None = None) -> FastAPI:
     for dialect in DIALECTS:
         add_dialect(app, host, dialect)
     add_models(app, host)
+    add_observation(app, host)
+    if swap is not None:
+        add_admin(app, swap)
     _add_health(app, host, rules)
     for kind in (DsparkError, Refused, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _failed)
@@ -86,6 +93,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     fault = _fault(error)
     if fault.kind == "server":
         LOG.error("%s %s failed: %r", request.method, request.url.path, error, exc_info=error)
+    log_event("refused", method=request.method, path=request.url.path, status=fault.code, field=fault.field)
     body = dialect_of(request.url.path).error(fault)
     return Response(json_bytes(body), fault.code, dict(fault.headers), media_type="application/json")
 

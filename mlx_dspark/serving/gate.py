@@ -16,10 +16,15 @@ class Gate:
 
     def __init__(self, rows: int, queue: int) -> None:
         """`rows` are made at once, `queue` may wait besides."""
-        self._rows = rows
-        self._most = rows + queue
+        self._queue = queue
+        self.resize(rows)
         self._seconds = 1.0
         self.under_way = 0
+
+    def resize(self, rows: int) -> None:
+        """So many are made at once from now on."""
+        self._rows = rows
+        self._most = rows + self._queue
 
     @property
     def waiting(self) -> int:

@@ -14,10 +14,13 @@ from urllib.parse import urlsplit
 
 from mlx_dspark.serving.dialects import dialect_of
 from mlx_dspark.serving.faults import Fault, Refused, fault_of, refused
+from mlx_dspark.serving.log import log_event
 from mlx_dspark.serving.streaming import Receive, Send, send_json
 
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health")})
 """What is answered without a key."""
+HEAD = "mlx_dspark.head"
+"""In the scope of a request whose body would not be sent."""
 _PREFLIGHT_SECONDS = "600"
 _BODY_SECONDS = 60.0
 _DISCARDED = 4
@@ -65,7 +68,7 @@ class Guard:
         try:
             origin = self._page(headers)
         except Refused as error:
-            await _answer(send, path, fault_of(error))
+            await _answer(send, scope, fault_of(error))
             return
         send = _with_cors(send, origin) if origin else send
         if origin and scope["method"] == "OPTIONS":
@@ -75,14 +78,16 @@ class Guard:
             self._key(scope["method"], path, headers)
             receive = await self._body(scope, headers, receive)
         except Refused as error:
-            await _answer(send, path, error.fault)
+            await _answer(send, scope, error.fault)
             if error.fault.kind == "too_large":
                 await self._discard(receive)
             return
         except _Gone:
             return
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        await self._app({**scope, "path": path, "raw_path": path.encode(), "method": method}, receive, send)
+        changed: dict[str, Any] = {"path": path, "raw_path": path.encode()}
+        if scope["method"] == "HEAD":
+            changed |= {"method": "GET", HEAD: True}
+        await self._app({**scope, **changed}, receive, send)
 
     def _page(self, headers: Headers) -> str | None:
         """The foreign origin that is allowed and asks, if one does. Raises Refused for any other.
@@ -237,7 +242,9 @@ async def _preflight(headers: Headers, send: Send) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _answer(send: Send, path: str, fault: Fault) -> None:
+async def _answer(send: Send, scope: Any, fault: Fault) -> None:
+    path = scope["path"]
+    log_event("refused", method=scope["method"], path=path, status=fault.code, field=fault.field)
     await send_json(send, fault.code, dialect_of(path).error(fault), fault.headers)
 
 

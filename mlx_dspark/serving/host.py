@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.serving.ask import Ask, Defaults
@@ -17,17 +17,30 @@ from mlx_dspark.serving.dialects.base import About, Dialect
 from mlx_dspark.serving.faults import Refused, refused
 from mlx_dspark.serving.gate import Gate
 from mlx_dspark.serving.generate import Generation
+from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.model import Model, Rendered
+from mlx_dspark.serving.observe.board import Board
+from mlx_dspark.serving.stage import Stage
+from mlx_dspark.serving.stats import stats_of
 from mlx_dspark.serving.streaming import Answering, ClientGone, Clock
 from mlx_dspark.serving.watch import Vitals
 
-LOG = logging.getLogger("mlx_dspark.serving")
+if TYPE_CHECKING:
+    from mlx_dspark.serving.loading import Loaded
+
+LAST_WORDS = 3.0
+"""Seconds in which the last responses may be written."""
+_TICK = 0.05
 
 
 class Host:
     """What the routes share. Used on one event loop.
 
-    `model` None: nothing is loaded. `ending`: the server takes no more requests.
+    `model` None: nothing is loaded; `loaded` is what it came with, where it was loaded by settings. `stage`:
+    how far a change of the model has come, None where none is under way. `warnings`: what the user should
+    know of the model. `closed`: why no request is taken
+    though there is a model, empty where they are. `ending`: the server takes no more requests.
+    `logs_prompts`: the log shows what was asked.
     """
 
     def __init__(
@@ -42,6 +55,12 @@ class Host:
         self.defaults = defaults or Defaults()
         self.clock = clock or Clock()
         self.gate = Gate(model.engine.max_rows if model is not None else 1, queue)
+        self.loaded: Loaded | None = None
+        self.stage: Stage | None = None
+        self.warnings: tuple[str, ...] = ()
+        self.closed = ""
+        self.board = Board()
+        self.logs_prompts = False
         self.ending = False
         self._generations: set[Generation] = set()
         self._rendering = ThreadPoolExecutor(1, "render")
@@ -52,6 +71,8 @@ class Host:
         """How the server is: `ok`, or why it answers nothing now."""
         if self.ending:
             return Vitals("ending", reason="The server is about to end.")
+        if self.model is None and self.stage is not None:
+            return Vitals("loading", reason="A model is being loaded.")
         if self.model is None:
             return Vitals("no model", reason="No model is loaded.")
         return self.model.pulse.vitals()
@@ -66,6 +87,8 @@ class Host:
             return told
         told |= {"under_way": self.gate.under_way, "waiting": self.gate.waiting}
         told["silent_seconds"] = round(vitals.silent, 3)
+        told["loading"] = None if self.stage is None else self.stage.as_dict()
+        told["warnings"] = list(self.warnings)
         if model is not None:
             told |= {
                 "model": model.session.name,
@@ -97,7 +120,9 @@ class Host:
         """The response to a checked body. Raises what refuses it."""
         ask = dialect.decode(body, self.defaults)
         model, prompts = await self.render(ask)
-        self.ready()
+        while model is not self.ready():
+            ask = dialect.decode(body, self.defaults)
+            model, prompts = await self.render(ask)
         self.gate.enter(ask.choices)
         try:
             generation = Generation(model, ask, prompts)
@@ -114,13 +139,15 @@ class Host:
         counts = tuple(len(prompt.ids) for prompt in prompts)
         name = ask.model or model.session.name
         about = About(uuid.uuid4().hex, int(time.time()), name, model.session.mode, counts)
+        over = self.board.follow(generation.answers, about)
         self._generations.add(generation)
         begun = time.monotonic()
 
         def done(error: BaseException | None) -> None:
             self._generations.discard(generation)
             self.gate.leave(ask.choices, time.monotonic() - begun)
-            _log(error)
+            over(error)
+            self._log(ask, about, generation, error)
 
         return Answering(
             generation,
@@ -131,12 +158,58 @@ class Host:
             done=done,
         )
 
+    def _log(self, ask: Ask, about: About, generation: Generation, error: BaseException | None) -> None:
+        """One line for every request that was admitted; errors that are nobody's but ours besides."""
+        stats = stats_of([answer.result() for answer in generation.answers], ask.ignored)
+        told = {"id": about.id, "model": about.model, "stream": ask.stream, "answers": ask.choices}
+        told |= {"error": None if error is None else type(error).__name__, "stats": stats}
+        if self.logs_prompts:
+            told["prompts"] = ask.prompts
+        log_event("answer", **told)
+        expected = DsparkError | Refused | ClientGone | asyncio.CancelledError
+        if error is not None and not isinstance(error, expected):
+            LOG.error("An answer failed: %r", error, exc_info=error)
+
     def ready(self) -> Model:
         """The model, where one can answer. Raises Refused where not."""
         vitals = self.vitals()
+        if self.closed:
+            raise refused("overloaded", self.closed, headers={"retry-after": "5"})
         if self.model is None or vitals.state in ("ending", "dead"):
             raise refused("overloaded", vitals.reason, headers={"retry-after": "5"})
         return self.model
+
+    # which model it is ---------------------------------------------------------------------------
+
+    def take(self, loaded: Loaded, warnings: Sequence[str] = ()) -> None:
+        """Answer with this model from now on; `warnings` say what the user should know of it."""
+        self.warnings = tuple(warnings)
+        self.loaded, self.model, self.defaults = loaded, loaded.model, loaded.defaults
+        self.gate.resize(loaded.model.engine.max_rows)
+
+    def at(self, stage: Stage | None) -> None:
+        """So far has a change of the model come; None: it is over."""
+        self.stage = stage
+        self.board.tell("load", stage=None if stage is None else stage.as_dict())
+
+    def release(self) -> Model | None:
+        """Have no model; returns the one that was there, whose session is to be closed."""
+        model, self.model, self.loaded, self.warnings = self.model, None, None, ()
+        return model
+
+    async def until_idle(self, seconds: float, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Wait until nobody waits for an answer, or so long, or until it is given up."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not (self.idle or given_up()):
+                    await asyncio.sleep(_TICK)
+
+    async def drain(self, seconds: float, message: str, given_up: Callable[[], bool] = lambda: False) -> None:
+        """Let answers be completed for so long; whoever still waits then is told that no more will come."""
+        await self.until_idle(seconds, given_up)
+        if not given_up():
+            self.fail_all(message)
+            await self.until_idle(LAST_WORDS)
 
     # how it ends ---------------------------------------------------------------------------------
 
@@ -153,10 +226,3 @@ class Host:
     def close(self) -> None:
         """Let go of the thread that renders; the model is its owner's."""
         self._rendering.shutdown(wait=False, cancel_futures=True)
-
-
-def _log(error: BaseException | None) -> None:
-    """Errors that are nobody's fault but ours, with what was noted where they arose."""
-    expected = DsparkError | Refused | ClientGone | asyncio.CancelledError
-    if error is not None and not isinstance(error, expected):
-        LOG.error("An answer failed: %r", error, exc_info=error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from mlx_dspark.foundation.serve_settings import ServeSettings
@@ -19,10 +19,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model, and what its requests get where they say nothing."""
+    """A model, what its requests get where they say nothing, and what both were made from."""
 
     model: Model
     defaults: Defaults
+    parts: Parts
+    loading: LoadSettings
+    settings: ServeSettings
+
+    def again(self) -> Loaded:
+        """The same model with an engine of its own, where the one it had was closed."""
+        model = Model(self.parts.session(), self.window)
+        if self.settings.warmup:
+            _warm_up(model, None)
+        return replace(self, model=model)
+
+    @property
+    def window(self) -> int | None:
+        """The context window that was asked for or found to fit, None for all that the model has."""
+        return self.model.context or None
 
 
 def load_model(
@@ -38,13 +53,20 @@ def load_model(
     parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
     window = context_window(parts, settings.context_window, note)
     model = Model(parts.session(), window)
-    if settings.warmup:
-        if progress is not None:
-            from mlx_dspark.catalog.progress import LoadProgress
+    try:
+        if settings.warmup:
+            _warm_up(model, progress)
+    except BaseException:
+        model.close()
+        raise
+    return Loaded(model, defaults_of(settings, parts), parts, loading, settings)
 
-            progress(LoadProgress("warming up"))
-        model.warm_up()
-    return Loaded(model, defaults_of(settings, parts))
+
+def _warm_up(model: Model, progress: Progress | None) -> None:
+    from mlx_dspark.catalog.progress import LoadProgress, silent
+
+    (progress or silent)(LoadProgress("warming up"))
+    model.warm_up()
 
 
 def context_window(parts: Parts, asked: int | None, note: Callable[[str], None]) -> int | None:

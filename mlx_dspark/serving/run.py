@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -17,10 +16,11 @@ import uvicorn
 from mlx_dspark.foundation.errors import EngineLost, UsageError
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.app import create_app
 from mlx_dspark.serving.guard import Rules
-from mlx_dspark.serving.host import LOG, Host
-from mlx_dspark.serving.loading import load_model
+from mlx_dspark.serving.host import LAST_WORDS, Host
+from mlx_dspark.serving.log import LOG, logged
 from mlx_dspark.serving.streaming import Clock
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 Note = Callable[[str], None]
 
 _TICK = 0.5
-_LAST_WORDS = 3.0
-"""Seconds in which the last responses may be written."""
+_LOAD_STOPS = 15.0
+"""Seconds in which a load that is asked to stop should."""
 _IDLE_CONNECTION = 75
 _BACKLOG = 2048
 
@@ -61,19 +61,28 @@ def serve(
     note: Note = lambda _: None,
 ) -> None:
     """As `run_server`; `note` is told what the user should know. The port is taken before the model is
-    loaded."""
+    loaded, and /health tells how far that has come."""
+    if settings.no_model and loading.model is not None:
+        raise UsageError(
+            f"no_model is set, and model is {str(loading.model)!r}.",
+            "Leave one of the two out.",
+            field="no_model",
+        )
     with bound(settings.host, settings.port) as listener:
-        loaded = load_model(loading, settings, progress, note)
-        host = Host(loaded.model, loaded.defaults, clock=clock_of(settings), queue=settings.queue)
-        running = Running(host, settings)
+        host = Host(None, clock=clock_of(settings), queue=settings.queue)
+        host.logs_prompts = settings.log == "prompts"
+        swap = Swap(host, (loading, settings))
+        running = Running(host, settings, swap)
         try:
-            asyncio.run(running.run(listener, note))
+            with logged(settings.log):
+                asyncio.run(running.run(listener, note, progress))
         finally:
             host.close()
-            if not running.stuck:
-                loaded.model.close()
-    if running.fatal:
-        raise EngineLost(running.fatal, "Start the server again; its log may say more.")
+            model = host.release()
+            if model is not None and not running.stuck:
+                model.close()
+    if running.failure is not None:
+        raise running.failure
 
 
 def clock_of(settings: ServeSettings) -> Clock:
@@ -127,33 +136,49 @@ class _Server(uvicorn.Server):
 
 
 class Running:
-    """A server from its start to its end. `fatal` says why it had to end, empty where it was asked to;
-    `stuck`: the engine's thread cannot be waited for."""
+    """A server from its start to its end. `failure` is what ended it, None where it was asked to;
+    `stuck`: the thread that calls MLX cannot be waited for."""
 
-    def __init__(self, host: Host, settings: ServeSettings) -> None:
+    def __init__(self, host: Host, settings: ServeSettings, swap: Swap | None = None) -> None:
         self._host = host
         self._settings = settings
+        self._swap = swap
         self._asked = asyncio.Event()
         self._state = "ok"
-        self.fatal = ""
+        self.failure: Exception | None = None
         self.stuck = False
 
-    async def run(self, listener: socket.socket, note: Note = lambda _: None) -> None:
-        """Serve on a bound socket until asked to end, or until the engine is lost."""
+    async def run(
+        self, listener: socket.socket, note: Note = lambda _: None, progress: Progress | None = None
+    ) -> None:
+        """Serve on a bound socket until asked to end, or until the engine is lost; load the model first."""
         self._loop = asyncio.get_running_loop()
         server = _Server(self._config())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         watching = asyncio.create_task(self._watch())
         asked = asyncio.create_task(self._asked.wait())
         with self._signals():
-            note(f"Listening on {address_of(listener)}")
-            await asyncio.wait({serving, watching, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if await self._loaded(asked, progress, note):
+                note(f"Listening on {address_of(listener)}")
+                await asyncio.wait({serving, watching, asked}, return_when=asyncio.FIRST_COMPLETED)
             await self._drain()
             server.should_exit = True
             await serving
         for task in (watching, asked):
             task.cancel()
         await asyncio.gather(watching, asked, return_exceptions=True)
+
+    async def _loaded(self, asked: asyncio.Task[Any], progress: Progress | None, note: Note) -> bool:
+        """Load the model that the server was started with; False where that failed or was stopped."""
+        if self._swap is None or self._settings.no_model:
+            return True
+        first = asyncio.create_task(self._swap.load_first(progress, note))
+        await asyncio.wait({first, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            return False
+        error = first.exception()
+        self.failure = error if isinstance(error, Exception) else None
+        return error is None
 
     def ask_to_end(self) -> None:
         """Ask it to end, from any thread; when it was asked already, no more answers are waited for."""
@@ -168,7 +193,7 @@ class Running:
     def _config(self) -> uvicorn.Config:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         return uvicorn.Config(
-            create_app(self._host, rules_of(self._settings)),
+            create_app(self._host, rules_of(self._settings), self._swap),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -177,7 +202,7 @@ class Running:
             server_header=False,
             proxy_headers=False,
             timeout_keep_alive=_IDLE_CONNECTION,
-            timeout_graceful_shutdown=int(_LAST_WORDS),
+            timeout_graceful_shutdown=int(LAST_WORDS),
         )
 
     @contextmanager
@@ -196,29 +221,30 @@ class Running:
 
     async def _watch(self) -> None:
         """Until the engine is lost; those who wait are told."""
-        while not self.fatal:
+        while self.failure is None:
             await asyncio.sleep(_TICK)
             vitals = self._host.vitals()
-            if vitals.state not in (self._state, "ending"):
+            lost = vitals.state in ("dead", "stalled")
+            if vitals.state != self._state and (lost or self._state == "stalled"):
                 LOG.warning("The engine is %s. %s", vitals.state, vitals.reason)
-                self._state = vitals.state
+            self._state = vitals.state
             if vitals.state == "dead" or vitals.silent > self._settings.stall_timeout:
-                self.fatal, self.stuck = vitals.reason, vitals.state != "dead"
-        self._host.fail_all(self.fatal)
+                self.stuck = vitals.state != "dead"
+                self.failure = EngineLost(vitals.reason, "Start the server again; its log may say more.")
+        self._host.fail_all(str(self.failure))
 
     async def _drain(self) -> None:
         """Take no more, and wait for those who still get their answers."""
         self._host.ending = True
-        if not self.fatal:
-            await self._until_idle(self._settings.drain_timeout)
-        self._host.fail_all(self.fatal or _ENDING)
-        await self._until_idle(_LAST_WORDS)
-
-    async def _until_idle(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                while not self._host.idle:
-                    await asyncio.sleep(_TICK / 10)
+        if self._swap is not None and self._swap.busy:
+            self._swap.cancel()
+            self.stuck = not await self._swap.settled(_LOAD_STOPS)
+            if self.stuck and self.failure is None:
+                self.failure = EngineLost("The load under way could not be stopped.")
+        if self.failure is None:
+            await self._host.until_idle(self._settings.drain_timeout)
+        self._host.fail_all(_ENDING if self.failure is None else str(self.failure))
+        await self._host.until_idle(LAST_WORDS)
 
 
 _ENDING = "The server is about to end."

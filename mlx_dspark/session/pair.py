@@ -213,19 +213,26 @@ def _about(settings: LoadSettings, read: _Read) -> dict[str, object]:
     }
 
 
-def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
-    from mlx_dspark.catalog.checkpoint import load_checkpoint
-    from mlx_dspark.catalog.memory import memory_here
+@dataclass(frozen=True)
+class Candidates:
+    """What was found on this machine, or fetched to it: the model, and who may draft for it."""
+
+    model: ModelRef
+    guard: MemoryGuard
+    shipped: Path | None
+    known: Registered
+
+
+def find_parts(settings: LoadSettings, report: Progress, guard: MemoryGuard, ranks: int) -> Candidates:
+    """Find, and where needed fetch, what is to be loaded."""
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.catalog.shipped import may_have_shipped_drafter, shipped_drafter
-    from mlx_dspark.targets.load import divide_model, refuse_config, refuse_model
+    from mlx_dspark.targets.load import refuse_config
 
     named = None if settings.model is None else str(settings.model)
     may_ship = uses_shipped(settings) and may_have_shipped_drafter(named)
     if not may_ship and not (uses_shipped(settings) and may_be_registered(named)):
         drafting_mode(settings)
-    ranks = 1 if link is None else link.size
-    guard = MemoryGuard(settings, memory_here() if settings.memory_guard else None, ranks=ranks)
     found = resolve_model(
         named,
         cache_dir=default_cache_dir(),
@@ -236,8 +243,18 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
     )
     shipped = shipped_drafter(found) if may_ship else None
     known = _known(settings, found, shipped)
-    if known.leaves_shipped:
-        shipped = None
+    return Candidates(found, guard, None if known.leaves_shipped else shipped, known)
+
+
+def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
+    from mlx_dspark.catalog.checkpoint import load_checkpoint
+    from mlx_dspark.catalog.memory import memory_here
+    from mlx_dspark.targets.load import divide_model, refuse_model
+
+    ranks = 1 if link is None else link.size
+    guard = MemoryGuard(settings, memory_here() if settings.memory_guard else None, ranks=ranks)
+    search = find_parts(settings, report, guard, ranks)
+    found, shipped, known = search.model, search.shipped, search.known
 
     def load(model: BlockDrafter | None = None, draft_model: ModelRef | None = None) -> Checkpoint:
         def accept(stored: Any, config: dict[str, Any]) -> None:
@@ -254,7 +271,7 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
         drafter = load_draft_model(draft, settings, checkpoint, report, ranks=ranks)
         first = _after_lookup(settings, drafter)
         return _Read(checkpoint, first, None, drafting, None, Registered(), guard.room)
-    drafter, model, mode, known = _drafter(settings, shipped, known, report)
+    drafter, model, mode, known = read_drafter(settings, shipped, known, report)
     checkpoint = load(model)
     return _Read(checkpoint, drafter, model, mode, shipped, known, guard.room)
 
@@ -436,7 +453,7 @@ def _set_knobs(settings: LoadSettings, names: Sequence[str]) -> list[str]:
     return [knob.name for knob in knobs if getattr(settings, knob.name) != knob.default]
 
 
-def _drafter(
+def read_drafter(
     settings: LoadSettings, shipped: Path | None, known: Registered, progress: Progress
 ) -> tuple[Drafter | None, BlockDrafter | None, str, Registered]:
     """The drafter, not yet bound; the model drafter in it, if any; the mode it amounts to; and what is told.

@@ -245,8 +245,8 @@ def running(session: Session, **settings: Any) -> Iterator[tuple[str, Running, l
             server.append(Running(host, chosen))
             made.set()
             await server[0].run(listener, address.append)
-            if server[0].fatal:
-                ended.append(EngineLost(server[0].fatal))
+            if server[0].failure is not None:
+                ended.append(server[0].failure)
 
         thread = threading.Thread(target=lambda: asyncio.run(serving()))
         thread.start()

@@ -1,0 +1,1 @@
+"""Checks that run something each, and what to do where one fails."""

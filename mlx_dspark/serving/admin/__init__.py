@@ -1,0 +1,1 @@
+"""What changes a running server: its model, loaded, swapped and unloaded, and races over it."""
