@@ -12,7 +12,7 @@ when one of them is invalid or missing; here the valid characters of the run are
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -42,17 +42,18 @@ class Detokenizer(Protocol):
 
 
 class TextDecoder:
-    """Makes detokenizers for one tokenizer."""
+    """Makes detokenizers for one tokenizer. `shown` are special tokens whose text is given out too."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
+        self._shown = {token: self._spelled(token) for token in shown if self._is_special(token)}
         self._piece = self._recognised()
         self._bare_start = self._piece is not None and self._drops_leading_space(self._piece)
 
     def start(self) -> Detokenizer:
         """A detokenizer for a new answer."""
         if self._piece is None:
-            return _WindowDetokenizer(self._decode, self._is_special)
+            return _WindowDetokenizer(self._decode, self._is_special, self._shown)
         return _ByteDetokenizer(self._piece, self._bare_start)
 
     def bytes_of(self, token: int) -> bytes:
@@ -67,10 +68,10 @@ class TextDecoder:
         )
 
     def _is_special(self, token: int) -> bool:
-        if self._decode([token]):
-            return False
-        shown = self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return bool(shown)
+        return not self._decode([token]) and bool(self._spelled(token))
+
+    def _spelled(self, token: int) -> str:
+        return self._tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _recognised(self) -> Callable[[int], bytes] | None:
         """The first way of reading vocabulary entries as bytes that reproduces this tokenizer's own text."""
@@ -85,6 +86,8 @@ class TextDecoder:
 
     def _reader(self, reading: Callable[[str], bytes]) -> Callable[[int], bytes]:
         def piece(token: int) -> bytes:
+            if token in self._shown:
+                return self._shown[token].encode()
             entry = self._tokenizer.convert_ids_to_tokens(token)
             if entry is None or self._is_special(token):
                 return b""
@@ -130,13 +133,20 @@ class _WindowDetokenizer:
 
     HELD = 16
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], is_special: Callable[[int], bool]) -> None:
-        self._decode = decode
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        is_special: Callable[[int], bool],
+        shown: Mapping[int, str],
+    ) -> None:
+        self._decode, self._shown = decode, shown
         self._is_special = lru_cache(maxsize=None)(is_special)
         self._window: list[int] = []
         self._read = 0
 
     def push(self, token: int) -> str:
+        if token in self._shown:
+            return self._take(force=True) + self._shown[token]
         if self._is_special(token):
             return ""
         self._window.append(token)

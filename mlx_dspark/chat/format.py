@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Literal
 
 from mlx_dspark.chat.channels import ChannelParser
 from mlx_dspark.chat.detokenize import TextDecoder
-from mlx_dspark.chat.facts import EFFORT_NAMES, THINKING_NAMES, efforts_of, names_in, nearest_effort
-from mlx_dspark.chat.layouts import Layout, State, layout_of
-from mlx_dspark.chat.messages import check_conversation, template_messages, template_tools
+from mlx_dspark.chat.facts import TemplateFacts, nearest_effort
+from mlx_dspark.chat.flat_tools import flattened
+from mlx_dspark.chat.grammars import grammar_of
+from mlx_dspark.chat.grammars.hermes import HERMES
+from mlx_dspark.chat.headers import state_after
+from mlx_dspark.chat.layouts import PLAIN, State, layout_of
+from mlx_dspark.chat.messages import check_conversation, template_messages, template_tools, thinking_asked
 from mlx_dspark.chat.template import apply_template
 from mlx_dspark.foundation.chat import Conversation
 from mlx_dspark.foundation.errors import RequestError
@@ -37,25 +40,21 @@ class ChatPrompt:
 class ChatFormat:
     """Renders conversations for one tokenizer, and makes the parsers of their answers.
 
-    `decoder` gives an answer's text with the marks that a parser reads, where plain decoding leaves them out.
+    `facts` says what the template knows, `layout` how the model marks its reasoning, `grammar` how it calls
+    tools. `decoder` gives an answer's text with the marks of both, where plain decoding leaves some of them
+    out: a parser must be fed from it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self.template = _source(tokenizer)
-        self.layout: Layout = layout_of(self.template, _added(tokenizer))
-        self.decoder = TextDecoder(tokenizer)
-
-    @cached_property
-    def efforts(self) -> tuple[str, ...]:
-        """The efforts that the template tells apart, from least to most; empty where it has none."""
-        names = names_in(self.template, EFFORT_NAMES)
-        return efforts_of(self.template, names[0], self._probe) if names else ()
-
-    @cached_property
-    def thinks(self) -> bool:
-        """Whether the model reasons in marks that are known here."""
-        return bool(self.layout.marks)
+        self.facts = TemplateFacts(tokenizer)
+        added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+        self.layout = layout_of(self.facts.source, added)
+        native = grammar_of(tokenizer, self.facts.source, added) if self.facts.knows_tools else None
+        self.grammar = native or HERMES
+        marks = (*self.layout.marks, *self.grammar.openers, *self.grammar.marks)
+        shown = [token for text, token in added.items() if any(text in mark for mark in marks)]
+        self.decoder = TextDecoder(tokenizer, shown)
 
     def render(self, conversation: Conversation) -> ChatPrompt:
         """The conversation up to where the assistant answers.
@@ -65,57 +64,79 @@ class ChatFormat:
         """
         check_conversation(conversation)
         variables, ignored = self._variables(conversation)
-        messages = template_messages(conversation.turns)
-        tools = template_tools(conversation.callable)
-        text = apply_template(self._tokenizer, messages, tools, variables, tokenize=False)
-        ids = apply_template(self._tokenizer, messages, tools, variables, tokenize=True)
-        assert isinstance(text, str)
-        return ChatPrompt(tuple(ids), self._state(text), ignored)
+        text, ids = self._applied(conversation, variables)
+        state = state_after(self.layout, text)
+        if thinking_asked(conversation) is False:
+            more = self._without_reasoning(state, tools=bool(conversation.callable))
+            if more:
+                ids = (*self._unbroken(ids), *self.encode(more))
+                state = "text"
+            elif state != "text":
+                ignored = (*ignored, "thinking")
+        return ChatPrompt(ids, state, ignored)
 
     def parser(self, prompt: ChatPrompt, conversation: Conversation) -> ChannelParser:
         """Reads the answer to a prompt that was rendered from the conversation."""
-        return ChannelParser(self.layout, prompt.state)
+        schemas = {tool.name: tool.parameters for tool in conversation.callable}
+        return ChannelParser(self.layout, prompt.state, self.grammar, schemas)
 
-    def _state(self, text: str) -> State:
-        return (
-            "reasoning"
-            if self.layout.opener and text.rstrip().endswith(self.layout.opener.rstrip())
-            else "text"
-        )
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of text that follows a prompt; marks in it are marks."""
+        return tuple(int(token) for token in self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _applied(self, conversation: Conversation, variables: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+        """The rendered text and its ids. Arguments are given as objects and, where the template refuses
+        those, as text."""
+        turns, tools = conversation.turns, conversation.callable
+        if not self.facts.knows_tools:
+            turns, tools = flattened(turns, tools), ()
+        called = any(turn.tool_calls for turn in turns)
+        try:
+            return self._both(template_messages(turns), template_tools(tools), variables)
+        except RequestError:
+            if not called:
+                raise
+            messages = template_messages(turns, arguments_as_text=True)
+            return self._both(messages, template_tools(tools), variables)
+
+    def _both(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: dict[str, Any]
+    ) -> tuple[str, tuple[int, ...]]:
+        text = apply_template(self._tokenizer, messages, tools, variables, tokenize=False)
+        ids = apply_template(self._tokenizer, messages, tools, variables, tokenize=True)
+        return str(text), tuple(int(token) for token in ids)
 
     def _variables(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The template's variables, and the fields that no variable stands for."""
         variables = dict(conversation.template_kwargs)
-        ignored: list[str] = []
-        if conversation.thinking is not None:
-            names = names_in(self.template, THINKING_NAMES)
-            variables |= dict.fromkeys(names, conversation.thinking)
-            if not names:
+        ignored = [f"chat_template_kwargs.{name}" for name in self.facts.unread(tuple(variables))]
+        thinking, effort = thinking_asked(conversation), conversation.effort
+        if thinking is not None:
+            variables |= dict.fromkeys(self.facts.switches, thinking)
+            if thinking and not self.facts.switches and self.layout is PLAIN:
                 ignored.append("thinking")
-        if conversation.effort is not None:
-            names = names_in(self.template, EFFORT_NAMES)
-            if self.efforts:
-                variables |= dict.fromkeys(names, nearest_effort(conversation.effort, self.efforts))
-            else:
-                ignored.append("effort")
+        if effort is not None and self.facts.efforts:
+            nearest = nearest_effort(effort, self.facts.efforts)
+            variables |= dict.fromkeys(self.facts.effort_names, nearest)
+        elif effort not in (None, "none"):
+            ignored.append("effort")
         return variables, tuple(ignored)
 
-    def _probe(self, variables: Mapping[str, Any]) -> str | None:
-        try:
-            text = apply_template(
-                self._tokenizer, [{"role": "user", "content": "?"}], None, variables, tokenize=False
-            )
-        except RequestError:
-            return None
-        return str(text)
+    def _without_reasoning(self, state: State, *, tools: bool) -> str:
+        """What ends the reasoning that a prompt leaves open, or that the model would begin by itself.
 
+        Where an answer is made of messages, tools are called in messages of their own, so that none can be
+        begun for a model that is to choose.
+        """
+        layout, source = self.layout, self.facts.source
+        if state == "reasoning":
+            return layout.skip.removeprefix(layout.opener)
+        if state == "header":
+            return "" if tools else layout.skip
+        unasked = not self.facts.switches and (layout.opener.strip() in source or layout.closer in source)
+        return layout.skip if layout.opener and unasked else ""
 
-def _source(tokenizer: Any) -> str:
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):
-        template = template.get("default") or next(iter(template.values()), "")
-    return template if isinstance(template, str) else ""
-
-
-def _added(tokenizer: Any) -> frozenset[str]:
-    """The vocabulary entries that are whole tokens in any text."""
-    return frozenset(getattr(tokenizer, "get_added_vocab", dict)())
+    def _unbroken(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids without a line break at their end."""
+        last = self._tokenizer.decode(list(ids[-1:]))
+        return ids[:-1] if last and not last.strip("\n") else ids

@@ -76,7 +76,7 @@ MUSE = Layout(
 """Muse (mlx-lm `chat_templates/muse_spark.py`)."""
 GEMMA = Layout(
     "gemma",
-    "<|channel>thought\n",
+    "<|channel>thought",
     "<channel|>",
     control=True,
     shut="\n<channel|>",

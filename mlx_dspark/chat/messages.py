@@ -36,6 +36,16 @@ def check_conversation(conversation: Conversation) -> None:
         _require(ok, "chat_template_kwargs", name, "variables that the model's template reads")
 
 
+def thinking_asked(conversation: Conversation) -> bool | None:
+    """Whether the model is to reason, as far as the conversation says; an effort of none says no."""
+    if conversation.thinking is not None:
+        return conversation.thinking
+    for name in ("enable_thinking", "thinking"):
+        if isinstance(asked := conversation.template_kwargs.get(name), bool):
+            return asked
+    return False if conversation.effort == "none" else None
+
+
 def template_messages(turns: Sequence[Turn], *, arguments_as_text: bool = False) -> list[dict[str, Any]]:
     """The turns as chat templates know them: OpenAI's messages, with `reasoning_content`, and with arguments
     as objects or, where a template wants it so, as JSON text."""

@@ -133,7 +133,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallBegan:
-    """The model calls a declared tool; `index` counts the calls of an answer from 0, `id` names the call."""
+    """The model calls a declared tool; `index` counts an answer's calls from 0, `id` is the call's own."""
 
     index: int
     id: str
