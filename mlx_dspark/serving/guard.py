@@ -236,7 +236,8 @@ async def _preflight(headers: Headers, send: Send) -> None:
 
 
 async def _answer(send: Send, path: str, fault: Fault) -> None:
-    await send_json(send, fault.code, dialect_of(path).error(fault), fault.headers)
+    dialect = dialect_of(path)
+    await send_json(send, dialect.status(fault), dialect.error(fault), fault.headers)
 
 
 def _replayed(body: bytes, receive: Receive) -> Callable[[], Any]:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.foundation.errors import ContextOverflow, DsparkError
 from mlx_dspark.serving.ask import Ask, Defaults
 from mlx_dspark.serving.dialects.base import About, Dialect
 from mlx_dspark.serving.faults import Refused, refused
@@ -85,6 +85,15 @@ class Host:
         model, loop = self.ready(), asyncio.get_running_loop()
         prompts = [await loop.run_in_executor(self._rendering, model.render, each) for each in ask.prompts]
         return model, prompts
+
+    async def count(self, dialect: Dialect, body: object) -> int:
+        """The tokens that the prompt of a checked body has, be they too many or not. Raises what refuses
+        it."""
+        try:
+            _, prompts = await self.render(dialect.decode(body, self.defaults))
+        except ContextOverflow as error:
+            return error.prompt_tokens
+        return sum(len(prompt.ids) for prompt in prompts)
 
     async def answer(self, dialect: Dialect, body: object) -> Answering:
         """The response to a checked body. Raises what refuses it."""
