@@ -27,17 +27,18 @@ TEMPLATE = (
     "{%- macro said(m) %}{{ m.content }}{% endmacro %}"
     "{%- set first = messages[0].content if messages[0].role == 'system' else '' %}"
     "{%- if first or tools %}<|im_start|>system\n{{ first }}"
-    "{% if tools %}\n# Tools\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools>\n"
+    "{% if tools %}{{ '\n' }}# Tools\n<tools>{% for tool in tools %}{{ '\n' + tool | tojson }}{% endfor %}"
+    "{{ '\n' }}</tools>\n"
     'Call with <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>{% endif %}<|im_end|>\n{% endif %}'
     "{%- for m in messages %}{% if m.role == 'system' and loop.first %}{% continue %}{% endif %}"
     "{%- if m.role == 'system' %}{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
     "{%- if m.role == 'tool' %}<|im_start|>user\n<tool_response>\n{{ said(m) }}\n</tool_response><|im_end|>\n"
-    "{%- elif m.role == 'assistant' %}<|im_start|>assistant\n"
+    "{% elif m.role == 'assistant' %}<|im_start|>assistant\n"
     "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ said(m) }}"
-    "{% for call in m.tool_calls or [] %}\n<tool_call>\n"
+    "{% for call in m.tool_calls or [] %}{{ '\n' }}<tool_call>\n"
     '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>'
     "{% endfor %}<|im_end|>\n"
-    "{%- else %}<|im_start|>{{ m.role }}\n{{ said(m) }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{% else %}<|im_start|>{{ m.role }}\n{{ said(m) }}<|im_end|>\n{% endif %}{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
     "{% endif %}"
@@ -132,7 +133,7 @@ class ScriptedTarget:
             return Forward(None, None)
         width = tokens.shape[1]
         places: Any = {Logits.ALL: [range(width)] * len(fed), Logits.LAST: [[width - 1]] * len(fed)}
-        wanted = logits.tolist() if isinstance(logits, mx.array) else places[logits]
+        wanted: Any = logits.tolist() if isinstance(logits, mx.array) else places[logits]
         following = [
             [self._next([*old, *new[: at + 1]]) for at in row]
             for old, new, row in zip(before, fed, wanted, strict=True)

@@ -100,14 +100,16 @@ class Answer:
         yield from self._read(self._text.take())
 
     def _read(self, text: str) -> Iterator[AnswerEvent]:
-        if text:
-            yield from self._told(self._parser.feed(text) if self._parser else [Text(text)])
+        if text and self._parser:
+            yield from self._told(self._parser.feed(text))
+            self._reasons = self._parser.state == "reasoning"
+        elif text:
+            yield Text(text)
 
     def _told(self, events: Sequence[ChatEvent]) -> Iterator[AnswerEvent]:
         for event in events:
             if isinstance(event, ToolCallEnded) and event.complete:
                 self._called = True
-            self._reasons = isinstance(event, Text) and event.channel == "reasoning"
             yield event
 
     def _ended(self) -> Ended:
