@@ -20,9 +20,11 @@ _SHOWN_BIASES = 4
 
 
 class Kind(ABC):
-    """What values a knob takes. `want` completes "Give ..."; `many` lets the flag be repeated."""
+    """What values a knob takes. `want` completes "Give ..."; `many` lets the flag be repeated; a `secret`
+    value is in no message."""
 
     many = False
+    secret = False
 
     @property
     @abstractmethod
@@ -322,7 +324,8 @@ class Knob:
 
     def refusal(self, value: Any, called: str, *, written: bool = False) -> UsageError:
         """The error that refuses `value`: a text that is given where numbers are is shown in quotes."""
-        seen = brief(value) if isinstance(value, str) and not written else self.kind.shown(value)
+        quoted = isinstance(value, str) and not written and not self.kind.secret
+        seen = brief(value) if quoted else self.kind.shown(value)
         names = [str(name) for name in self.kind.names] if isinstance(self.kind, Choice) else []
         return UsageError(
             f"{called} is {seen}, which is not a value it takes.",

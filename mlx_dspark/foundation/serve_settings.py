@@ -31,6 +31,8 @@ _KEY = re.compile(r"[\x21-\x7e]+")
 class _Secret(Words):
     """A text that no message shows."""
 
+    secret = True
+
     def __init__(self) -> None:
         super().__init__("a key of visible ASCII characters, without spaces")
 

@@ -6,7 +6,10 @@ What a request passes: `guard` (who asks, how much), the dialect's `decode`, `ho
 (answers under way, as events), the dialect's encoder, `streaming` (frames, or their fold).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlx_dspark.serving.run import run_server
 
 __all__ = ["run_server"]
 
@@ -14,6 +17,6 @@ __all__ = ["run_server"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from mlx_dspark.serving.run import run_server
+    from mlx_dspark.serving import run
 
-    return run_server
+    return run.run_server

@@ -85,7 +85,7 @@ def _add_health(app: FastAPI, host: Host, rules: Rules) -> None:
         return Response(json_bytes({"name": "mlx-dspark"}), media_type="application/json")
 
     for path, route in (("/health", health), ("/", root)):
-        app.add_api_route(path, route, methods=["GET", "HEAD"], response_model=None, name=route.__name__)
+        app.add_api_route(path, route, response_model=None, name=route.__name__)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

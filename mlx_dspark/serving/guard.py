@@ -50,7 +50,7 @@ class Headers:
 
 
 class Guard:
-    """ASGI middleware around the application."""
+    """ASGI middleware around the application. To that, HEAD is GET, whose body no server sends."""
 
     def __init__(self, app: Any, rules: Rules) -> None:
         self._app = app
@@ -60,8 +60,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope["path"] = path = scope["path"].rstrip("/") or "/"
-        scope["raw_path"] = path.encode()
+        path = scope["path"].rstrip("/") or "/"
         headers = Headers(scope)
         try:
             origin = self._page(headers)
@@ -82,7 +81,8 @@ class Guard:
             return
         except _Gone:
             return
-        await self._app(scope, receive, send)
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        await self._app({**scope, "path": path, "raw_path": path.encode(), "method": method}, receive, send)
 
     def _page(self, headers: Headers) -> str | None:
         """The foreign origin that is allowed and asks, if one does. Raises Refused for any other.

@@ -32,11 +32,8 @@ def add_models(app: FastAPI, host: Host) -> None:
 
     for path in PATHS:
         prefix = path.strip("/").replace("/", "_")
-        methods = ["GET", "HEAD"]
-        app.add_api_route(path, models, methods=methods, name=prefix, response_model=None)
-        app.add_api_route(
-            f"{path}/{{name:path}}", model, methods=methods, name=f"{prefix}_one", response_model=None
-        )
+        app.add_api_route(path, models, name=prefix, response_model=None)
+        app.add_api_route(f"{path}/{{name:path}}", model, name=f"{prefix}_one", response_model=None)
 
 
 def listed(host: Host, created: int) -> list[dict[str, Any]]:

@@ -140,6 +140,7 @@ class Running:
 
     async def run(self, listener: socket.socket, note: Note = lambda _: None) -> None:
         """Serve on a bound socket until asked to end, or until the engine is lost."""
+        self._loop = asyncio.get_running_loop()
         server = _Server(self._config())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         watching = asyncio.create_task(self._watch())
@@ -154,8 +155,12 @@ class Running:
             task.cancel()
         await asyncio.gather(watching, asked, return_exceptions=True)
 
-    def end(self) -> None:
-        """Ask it to end, on its loop; when it already was, no more answers are waited for."""
+    def ask_to_end(self) -> None:
+        """Ask it to end, from any thread; when it was asked already, no more answers are waited for."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
         if self._asked.is_set():
             self._host.fail_all(_ENDING)
         self._asked.set()
@@ -181,7 +186,7 @@ class Running:
         loop, taken = asyncio.get_running_loop(), []
         with suppress(NotImplementedError, RuntimeError, ValueError):
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self.end)
+                loop.add_signal_handler(number, self._end)
                 taken.append(number)
         try:
             yield

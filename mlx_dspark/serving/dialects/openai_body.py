@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr
@@ -33,24 +32,6 @@ HARMLESS = frozenset(
     }
 )
 """Taken, and without effect: nothing is stored, and none of these changes an answer."""
-UNSERVED: Mapping[str, Unserved] = MappingProxyType(
-    {
-        "audio": Unserved(),
-        "best_of": Unserved((1,), "Use n, and choose."),
-        "echo": Unserved((False,), "Put the prompt before the answer yourself."),
-        "function_call": Unserved(("none", "auto"), "Use tools and tool_choice."),
-        "functions": Unserved(([],), "Use tools."),
-        "modalities": Unserved((["text"],), 'Leave it out; the answer is ["text"].'),
-        "moderation": Unserved(),
-        "response_format": Unserved(
-            ({"type": "text"},), "Leave it out, and say in the prompt what to write."
-        ),
-        "suffix": Unserved(("",), "Put what is to follow into the prompt."),
-        "verbosity": Unserved(("medium",), "Leave it out, and say in the prompt how much to write."),
-        "web_search_options": Unserved(),
-    }
-)
-"""Refused by name, unless the value asks for nothing."""
 
 
 class StreamOptions(Open):
@@ -83,8 +64,8 @@ def shared_ask(
     body: Sampled,
     defaults: Defaults,
     logprobs: int | None,
-    harmless: Collection[str] = HARMLESS,
-    unserved: Mapping[str, Unserved] = UNSERVED,
+    harmless: Collection[str],
+    unserved: Mapping[str, Unserved],
 ) -> Ask:
     """What a body asks for, but for the prompt. Raises RequestError naming the field."""
     if body.stream_options is not None and not body.stream:

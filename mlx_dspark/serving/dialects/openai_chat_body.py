@@ -16,7 +16,6 @@ from mlx_dspark.serving.ask import Ask, Defaults
 from mlx_dspark.serving.dialects.fields import Count, Open, Unserved
 from mlx_dspark.serving.dialects.openai_body import (
     HARMLESS,
-    UNSERVED,
     Sampled,
     shared_ask,
     with_limit,
@@ -26,11 +25,19 @@ CHAT_HARMLESS = HARMLESS | {"messages.annotations", "messages.audio", "messages.
 """What an assistant's message of an earlier answer carries besides what it said."""
 CHAT_UNSERVED: Mapping[str, Unserved] = MappingProxyType(
     {
-        **UNSERVED,
+        "audio": Unserved(),
+        "function_call": Unserved(("none", "auto"), "Use tools and tool_choice."),
+        "functions": Unserved(([],), "Use tools."),
         "messages.function_call": Unserved((), "Use tool_calls."),
+        "modalities": Unserved((["text"],), 'Leave it out; the answer is ["text"].'),
+        "moderation": Unserved(),
+        "response_format": Unserved(({"type": "text"},), "Leave it out; say in the prompt what to write."),
         "tools.function.strict": Unserved((False,), "Leave it out; arguments are what the model writes."),
+        "verbosity": Unserved(("medium",), "Leave it out, and say in the prompt how much to write."),
+        "web_search_options": Unserved(),
     }
 )
+"""Refused by name, unless the value asks for nothing."""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import Field, StrictInt, StrictStr
@@ -14,11 +15,20 @@ from pydantic import Field, StrictInt, StrictStr
 from mlx_dspark.foundation.events import Text
 from mlx_dspark.serving.ask import Ask, Defaults, Prompt
 from mlx_dspark.serving.dialects.base import About, Dialect, Encoder, Frame
-from mlx_dspark.serving.dialects.openai_body import Sampled, shared_ask
+from mlx_dspark.serving.dialects.fields import Unserved
+from mlx_dspark.serving.dialects.openai_body import HARMLESS, Sampled, shared_ask
 from mlx_dspark.serving.dialects.openai_frames import DONE, FINISH, Tally, closing, error_body
 from mlx_dspark.serving.events import AnswerEvent, Ended, Logprobs
 from mlx_dspark.serving.faults import Fault
 
+UNSERVED: Mapping[str, Unserved] = MappingProxyType(
+    {
+        "best_of": Unserved((1,), "Use n, and choose."),
+        "echo": Unserved((False,), "Put the prompt before the answer yourself."),
+        "suffix": Unserved(("",), "Put what is to follow into the prompt."),
+    }
+)
+"""Refused by name, unless the value asks for nothing."""
 Ids = Annotated[list[StrictInt], Field(min_length=1)]
 Several = Annotated[list[StrictStr] | list[Ids], Field(min_length=1, max_length=32)]
 
@@ -37,7 +47,8 @@ class OpenAIText(Dialect):
     body = TextBody
 
     def decode(self, body: TextBody, defaults: Defaults) -> Ask:
-        return replace(shared_ask(body, defaults, body.logprobs), prompts=_prompts(body.prompt))
+        ask = shared_ask(body, defaults, body.logprobs, HARMLESS, UNSERVED)
+        return replace(ask, prompts=_prompts(body.prompt))
 
     def encoder(self, ask: Ask, about: About) -> TextEncoder:
         return TextEncoder(ask, about)
