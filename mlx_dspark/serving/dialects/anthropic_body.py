@@ -42,11 +42,12 @@ HARMLESS = frozenset(
     }
 )
 """Taken, and without effect: none of these changes an answer."""
+_NOTHING_CUT = ({"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 UNSERVED: Mapping[str, Unserved] = MappingProxyType(
     {
         "compaction": Unserved(),
         "container": Unserved(),
-        "context_management": Unserved(({"edits": []},), "Leave it out, and shorten the messages yourself."),
+        "context_management": Unserved(_NOTHING_CUT, "Leave it out, and shorten the messages yourself."),
         "mcp_servers": Unserved(([],), "Leave it out, and declare their tools in tools."),
         "messages.content.toolset_name": Unserved(),
         "output_config.format": Unserved((), "Leave it out, and say in the prompt what to write."),
