@@ -10,7 +10,7 @@ from mlx_dspark.bench.arms import Answer, answer_of
 from mlx_dspark.bench.suite import AskGap, Tell, with_gap
 from mlx_dspark.bench.verdict import Verdict, compared
 from mlx_dspark.chat.template import Prompt, encode_prompt
-from mlx_dspark.foundation.events import Committed, Finished, Text
+from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Text
 from mlx_dspark.foundation.settings import GenerateSettings
 from mlx_dspark.session.result import SessionEvent
 from mlx_dspark.session.session import Session
@@ -69,7 +69,7 @@ class Lane:
     @property
     def answer(self) -> Answer:
         """What it has committed so far."""
-        return answer_of(event for event in self.seen if not isinstance(event, Text))
+        return answer_of(event for event in self.seen if isinstance(event, EngineEvent))
 
 
 def laps(

@@ -178,14 +178,15 @@ class ChannelParser:
 
     def _no_header(self) -> None:
         """What is no header is text; of one that the end of the answer cut off, nothing is shown."""
-        cut = self._ended and any(self._held.lstrip().startswith(mark) for mark in self._layout.starts)
-        if cut:
+        marked = self._held.lstrip().startswith(self._layout.starts)
+        if self._ended and marked and header_in(self._layout.name, self._held, ended=False):
             self._held = ""
             return
         self._turn("text")
         self._spacing.keep()
-        self._release(self._held[:1])
-        self._held = self._held[1:]
+        if self._held.startswith(self._layout.starts):
+            self._release(self._held[:1])
+            self._held = self._held[1:]
 
     # calls -----------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from mlx_dspark.foundation.errors import DsparkError
 
 SWITCH_NAMES = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on and off."""
-EFFORT_NAMES = ("reasoning_effort", "thinking_effort", "effort")
+EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort", "effort")
 """Template variables that say how much to reason."""
 _USUAL_EFFORTS = ("low", "medium", "high")
 _NO_EFFORT = "no-such-effort"
@@ -87,9 +87,11 @@ def efforts_of(template: str, name: str, render: Render) -> tuple[str, ...]:
 
 
 def nearest_effort(asked: str, known: Sequence[str]) -> str:
-    """The known effort nearest to the one asked for; of two equally near, the lesser."""
+    """The known effort nearest to the one asked for; of two equally near, the lesser. None at all is near to
+    nothing else."""
     scale = EFFORTS.index
-    return min(known, key=lambda effort: (abs(scale(effort) - scale(asked)), scale(effort)))
+    near = [effort for effort in known if (effort == EFFORTS[0]) == (asked == EFFORTS[0])] or known
+    return min(near, key=lambda effort: (abs(scale(effort) - scale(asked)), scale(effort)))
 
 
 def _source(tokenizer: Any) -> str:

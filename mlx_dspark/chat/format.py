@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from mlx_dspark.chat.channels import ChannelParser
 from mlx_dspark.chat.detokenize import TextDecoder
 from mlx_dspark.chat.facts import TemplateFacts, nearest_effort
+from mlx_dspark.chat.family_turns import family_messages
 from mlx_dspark.chat.flat_tools import flattened
 from mlx_dspark.chat.grammars import grammar_of
 from mlx_dspark.chat.grammars.hermes import HERMES
 from mlx_dspark.chat.headers import state_after
 from mlx_dspark.chat.layouts import PLAIN, State, layout_of
-from mlx_dspark.chat.messages import check_conversation, template_messages, template_tools, thinking_asked
+from mlx_dspark.chat.messages import check_conversation, template_tools, thinking_asked
 from mlx_dspark.chat.template import apply_template
+from mlx_dspark.compat.control_tokens import can_sanitize
 from mlx_dspark.foundation.chat import Conversation
 from mlx_dspark.foundation.errors import RequestError
 
@@ -91,29 +94,43 @@ class ChatFormat:
         if not self.facts.knows_tools:
             turns, tools = flattened(turns, tools), ()
         called = any(turn.tool_calls for turn in turns)
+        source, declared = self.facts.source, template_tools(tools)
         try:
-            return self._both(template_messages(turns), template_tools(tools), variables)
+            messages = family_messages(source, turns, arguments_as_text=False)
+            return self._both(messages, declared, variables)
         except RequestError:
             if not called:
                 raise
-            messages = template_messages(turns, arguments_as_text=True)
-            return self._both(messages, template_tools(tools), variables)
+            messages = family_messages(source, turns, arguments_as_text=True)
+            return self._both(messages, declared, variables)
 
     def _both(
         self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: dict[str, Any]
     ) -> tuple[str, tuple[int, ...]]:
         text = apply_template(self._tokenizer, messages, tools, variables, tokenize=False)
-        ids = apply_template(self._tokenizer, messages, tools, variables, tokenize=True)
-        return str(text), tuple(int(token) for token in ids)
+        return str(text), tuple(int(token) for token in self._ids(messages, tools, variables))
+
+    def _ids(
+        self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: dict[str, Any]
+    ) -> Sequence[int]:
+        """The ids; control tokens are those that the template writes, and in what was said they are text,
+        where the tokenizer can tell them apart."""
+        if self.facts.source and can_sanitize():
+            with suppress(RequestError):
+                apart = variables | {"sanitize_control_tokens": True}
+                return apply_template(self._tokenizer, messages, tools, apart)
+        return apply_template(self._tokenizer, messages, tools, variables)
 
     def _variables(self, conversation: Conversation) -> tuple[dict[str, Any], tuple[str, ...]]:
         """The template's variables, and the fields that no variable stands for."""
         variables = dict(conversation.template_kwargs)
         ignored = [f"chat_template_kwargs.{name}" for name in self.facts.unread(tuple(variables))]
+        if conversation.thinking_budget and not self.facts.unread(("thinking_budget",)):
+            variables["thinking_budget"] = conversation.thinking_budget
         thinking, effort = thinking_asked(conversation), conversation.effort
         if thinking is not None:
             variables |= dict.fromkeys(self.facts.switches, thinking)
-            if thinking and not self.facts.switches and self.layout is PLAIN:
+            if thinking and self.layout is PLAIN and not (self.facts.switches or self.facts.efforts):
                 ignored.append("thinking")
         if effort is not None and self.facts.efforts:
             nearest = nearest_effort(effort, self.facts.efforts)

@@ -11,12 +11,12 @@ from mlx_dspark.chat.layouts import Layout, State
 from mlx_dspark.foundation.events import Channel
 
 _HARMONY = regex.compile(
-    r"\s{0,64}(?:<\|start\|>)?(?:[\w.-]{1,256})?(?:\s{1,16}to=(?P<to>[^\s<]{1,256}))?\s{0,16}"
-    r"(?:<\|channel\|>\s{0,16}(?P<channel>\w{1,32})?)?(?:\s{0,16}to=(?P<to>[^\s<]{1,256}))?\s{0,16}"
+    r"\s{0,64}(?:<\|start\|>)?(?:[\w.-]{1,256})?(?:\s{1,16}to=(?P<to>[\w.:/-]{1,256}))?\s{0,16}"
+    r"(?:<\|channel\|>\s{0,16}(?P<channel>\w{1,32})?)?(?:\s{0,16}to=(?P<to>[\w.:/-]{1,256}))?\s{0,16}"
     r"(?:<\|constrain\|>)?\s{0,16}(?:\w{1,32})?\s{0,16}<\|message\|>"
 )
 _MUSE = regex.compile(
-    r"\s{0,64}(?:<\|start\|>\w{1,32})?\s{0,16}(?:to=(?P<to>[^\s<]{1,256}))?\s{0,16}<\|message\|>"
+    r"\s{0,64}(?:<\|start\|>\w{1,32})?\s{0,16}(?:to=(?P<to>[\w.:/-]{1,256}))?\s{0,16}<\|message\|>"
 )
 _PATTERNS = {"harmony": _HARMONY, "muse": _MUSE}
 

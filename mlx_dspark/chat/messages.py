@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from mlx_dspark.foundation.chat import EFFORTS, Conversation, Role, Tool, ToolUse, Turn
@@ -37,18 +37,18 @@ def check_conversation(conversation: Conversation) -> None:
 
 
 def thinking_asked(conversation: Conversation) -> bool | None:
-    """Whether the model is to reason, as far as the conversation says; an effort of none says no."""
+    """Whether the model is to reason, as far as the conversation says; no effort and no budget say no."""
     if conversation.thinking is not None:
         return conversation.thinking
     for name in ("enable_thinking", "thinking"):
         if isinstance(asked := conversation.template_kwargs.get(name), bool):
             return asked
-    return False if conversation.effort == "none" else None
+    return False if conversation.effort == "none" or conversation.thinking_budget == 0 else None
 
 
 def template_messages(turns: Sequence[Turn], *, arguments_as_text: bool = False) -> list[dict[str, Any]]:
-    """The turns as chat templates know them: OpenAI's messages, with `reasoning_content`, and with arguments
-    as objects or, where a template wants it so, as JSON text."""
+    """The turns as chat templates know them: OpenAI's messages, with the reasoning under the names that
+    templates read, and with arguments as objects or, where a template wants it so, as JSON text."""
     names = {call.id: call.name for turn in turns for call in turn.tool_calls}
     return [_message(turn, names, arguments_as_text) for turn in turns]
 
@@ -68,7 +68,7 @@ def _function(tool: Tool) -> dict[str, Any]:
 def _message(turn: Turn, names: dict[str, str], arguments_as_text: bool) -> dict[str, Any]:
     message: dict[str, Any] = {"role": turn.role, "content": turn.content}
     if turn.reasoning:
-        message["reasoning_content"] = turn.reasoning
+        message["reasoning_content"] = message["thinking"] = turn.reasoning
     if turn.tool_calls:
         message["tool_calls"] = [_call(call, arguments_as_text) for call in turn.tool_calls]
     if turn.role == "tool":
@@ -110,6 +110,8 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         _require(ok, f"tools[{index}].name", tool.name, "letters, digits, and any of _ . : / -")
         _require(tool.name not in seen, f"tools[{index}].name", tool.name, "each tool a name of its own")
         seen.add(tool.name)
+        schema = isinstance(tool.parameters, Mapping)
+        _require(schema, f"tools[{index}].parameters", tool.parameters, "a JSON schema, which is an object")
         text = isinstance(tool.description, str) and _is_text(tool.description)
         _require(text, f"tools[{index}].description", tool.description, "valid Unicode text")
 

@@ -50,9 +50,10 @@ class Turn:
 class Conversation:
     """What the model is to answer.
 
-    `use_tools` False: the tools are not shown and nothing is read as a call. `thinking` None leaves it to the
-    model's template; `effort` is one of EFFORTS; `thinking_budget` is the most reasoning tokens of the
-    answer, after which the block is closed. `template_kwargs` are given to the template as they are.
+    `use_tools` False: the tools are not shown and nothing is read as a call. `thinking` None leaves it to
+    mlx-lm, which has models think that can; `effort` is one of EFFORTS; `thinking_budget` is the most
+    reasoning tokens of the answer, after which the block is closed. `template_kwargs` are given to the
+    template as they are.
     """
 
     turns: tuple[Turn, ...]

@@ -54,6 +54,11 @@ class Answer:
         self.started = False
         self.over = False
 
+    @property
+    def ended(self) -> bool:
+        """Whether the engine is done with it; what it said may still be to be read."""
+        return self._stream.ended
+
     def ready(self) -> Iterator[AnswerEvent]:
         """The events that have come, without waiting. Raises what made the answer fail."""
         while not self.over:

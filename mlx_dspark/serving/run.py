@@ -199,7 +199,7 @@ class Running:
         while not self.fatal:
             await asyncio.sleep(_TICK)
             vitals = self._host.vitals()
-            if vitals.state != self._state:
+            if vitals.state not in (self._state, "ending"):
                 LOG.warning("The engine is %s. %s", vitals.state, vitals.reason)
                 self._state = vitals.state
             if vitals.state == "dead" or vitals.silent > self._settings.stall_timeout:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, get_type_hints
 
 from mlx_dspark.foundation.events import (
+    ChatEvent,
     Committed,
     EngineEvent,
     Finished,
@@ -21,7 +22,7 @@ from mlx_dspark.foundation.events import (
 from mlx_dspark.foundation.request import FinishReason
 from mlx_dspark.session.gains import Gains, rounds_by_cap
 
-SessionEvent = EngineEvent | Text
+SessionEvent = EngineEvent | ChatEvent
 """What `Session.stream` yields: Started, Prefilled*, then Committed and Text by turns, Finished. Trouble may
 come anywhere between."""
 
@@ -179,7 +180,7 @@ class Folding:
 
     def take(self, event: SessionEvent) -> None:
         match event:
-            case Text():
+            case Text(channel="text"):
                 self.text.append(event.text)
             case Started():
                 self.started = event

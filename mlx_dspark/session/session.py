@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from mlx_dspark.chat.detokenize import TextDecoder
+from mlx_dspark.chat.format import ChatFormat
+from mlx_dspark.chat.reader import ChatReader
 from mlx_dspark.chat.stops import TextStops
 from mlx_dspark.chat.template import Prompt, encode_prompt
+from mlx_dspark.foundation.chat import Conversation
 from mlx_dspark.foundation.errors import RequestError, UsageError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, RoundReport, Started, Text
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
+from mlx_dspark.session.conversing import Answering
 from mlx_dspark.session.result import Result, SessionEvent
 
 if TYPE_CHECKING:
@@ -88,15 +93,21 @@ class Session:
             raise RequestError("This process asks, and follows nobody.", "Call generate or stream.")
         follow()
 
+    @cached_property
+    def format(self) -> ChatFormat:
+        """How the model writes conversations. Raises BadCheckpoint where its template is not Jinja."""
+        return ChatFormat(self.tokenizer)
+
     def stream(
         self,
-        prompt: Prompt,
+        prompt: Prompt | Conversation,
         settings: GenerateSettings | None = None,
         *,
         cancelled: Callable[[], bool] = lambda: False,
         **options: Any,
     ) -> Iterator[SessionEvent]:
         """The answer as it is decided: the engine's events, with Text after the Committed that released it.
+        The answer to a Conversation comes with its reasoning apart and its tool calls as events.
 
         `settings`, or as `options` its fields. `cancelled` is asked before each of the engine's events;
         closing the iterator cancels too. Raises UsageError or RequestError here, before anything runs.
@@ -116,6 +127,8 @@ class Session:
                 field="cancelled",
             )
         settings = settings or GenerateSettings.of(options)
+        if isinstance(prompt, Conversation):
+            return self._converse(prompt, settings).events(cancelled, self._see or _unseen)
         ids = encode_prompt(
             self.tokenizer, prompt, system=settings.system, chat_template=settings.chat_template
         )
@@ -124,11 +137,33 @@ class Session:
         events = self.engine.stream(request)
         return _with_text(events, self._text(settings), cancelled, self.see)
 
+    def _converse(self, conversation: Conversation, settings: GenerateSettings) -> Answering:
+        for field, given in (
+            ("system", settings.system is not None),
+            ("chat_template", not settings.chat_template),
+        ):
+            if given:
+                raise RequestError(
+                    f"{field} is set, and a Conversation has no place for it.",
+                    "Leave it out; a system message is the conversation's first turn.",
+                    field=field,
+                )
+        prompt = self.format.render(conversation)
+        reader, check = (
+            ChatReader(self.format, prompt, conversation, stops=settings.stops, end_ids=self.end_ids)
+            for _ in range(2)
+        )
+        request = GenerateRequest(prompt.ids, settings.max_new_tokens, settings.sampling, self.end_ids)
+        checked = bool(settings.stops) or conversation.thinking_budget is not None
+        return Answering(self.engine, request, reader, check if checked else None, context=self.context)
+
     def _text(self, settings: GenerateSettings) -> TextStops:
         """The text of an answer. Engine and reader have one each, since they may be different threads."""
         return TextStops(self._decoder.start(), settings.stops, self.end_ids)
 
-    def generate(self, prompt: Prompt, settings: GenerateSettings | None = None, **options: Any) -> Result:
+    def generate(
+        self, prompt: Prompt | Conversation, settings: GenerateSettings | None = None, **options: Any
+    ) -> Result:
         """The whole answer: `stream`, folded. Raises as `stream` does."""
         return self.fold(self.stream(prompt, settings, **options))
 

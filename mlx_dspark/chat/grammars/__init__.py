@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from typing import Any
 
@@ -10,7 +11,7 @@ from mlx_dspark.chat.grammars.function_tags import FUNCTION_TAGS
 from mlx_dspark.chat.grammars.harmony import HARMONY_CALLS
 from mlx_dspark.chat.grammars.hermes import HERMES
 from mlx_dspark.chat.grammars.named_function import NAMED_FUNCTION
-from mlx_dspark.chat.grammars.parsed import of_mlx_lm
+from mlx_dspark.chat.grammars.parsed import of_mlx_lm, parsed
 from mlx_dspark.chat.script import Grammar
 
 OWN = {
@@ -19,6 +20,7 @@ OWN = {
     "minicpm5": NAMED_FUNCTION,
     "muse_spark": ATEM,
     "harmony": HARMONY_CALLS,
+    "toolcall": parsed("toolcall", "<TOOLCALL>", "</TOOLCALL>", lambda text, _: json.loads(text)),
 }
 """The syntaxes read as they arrive, by the name of mlx-lm's parser for them; the others are mlx-lm's own."""
 
@@ -41,7 +43,8 @@ _BY_TEMPLATE = (
     (("<|tool_call>", "<tool_call|>"), "gemma4"),
     (("<|tool_list_start|>",), "pythonic"),
     (("<|tool_call_start|>",), "pythonic"),
-    (("<tool_call>", "<function="), "qwen3_coder"),
+    (("<function=", "<parameter="), "qwen3_coder"),
+    (("<TOOLCALL>",), "toolcall"),
     (("<arg_key>",), "glm47"),
     (('<function name="', '<param name="'), "minicpm5"),
     (("<atem:function_calls>",), "muse_spark"),

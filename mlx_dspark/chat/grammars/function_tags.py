@@ -1,4 +1,4 @@
-"""`<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`: Qwen3-Coder, Nemotron.
+"""`<tool_call><function=f><parameter=a>1</parameter></function></tool_call>`: Qwen3-Coder, Nemotron 3, Seed.
 
 A model may leave out the outer tags. Values are bare text, typed by the tool's schema.
 """
@@ -10,6 +10,8 @@ from mlx_dspark.chat.typed import arguments_of
 
 _FUNCTION = "<function="
 _CLOSED = "</function>"
+_OUTER = ("<tool_call>", "<seed:tool_call>")
+_OUTER_CLOSED = r"</(?:seed:)?tool_call>"
 
 
 def read(opened: str, tools: Schemas) -> Script:
@@ -22,7 +24,7 @@ def read(opened: str, tools: Schemas) -> Script:
         while key := (yield Match(rf"\s{{0,64}}(?:<parameter=([^<>]{{1,256}})>|{_CLOSED})"))[1]:
             raw[key.strip()] = _value((yield Until("</parameter>")))
         yield Calls(((name, arguments_of(raw, tools.get(name, {}))),))
-        found = yield Maybe(rf"\s{{0,64}}(?:{_FUNCTION}{head}|</tool_call>)")
+        found = yield Maybe(rf"\s{{0,64}}(?:{_FUNCTION}{head}|{_OUTER_CLOSED})")
 
 
 def _value(text: str) -> str:
@@ -32,7 +34,7 @@ def _value(text: str) -> str:
 
 FUNCTION_TAGS = Grammar(
     "function tags",
-    ("<tool_call>", _FUNCTION),
+    (*_OUTER, _FUNCTION),
     read,
-    ("</tool_call>", _CLOSED, "<parameter=", "</parameter>"),
+    ("</tool_call>", "</seed:tool_call>", _CLOSED, "<parameter=", "</parameter>"),
 )

@@ -15,6 +15,7 @@ from mlx_dspark.foundation.chat import Tool
 Parser = Callable[[str, Any], Any]
 _FAULTS = (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, MemoryError)
 _STRING = re.compile(r'<\|"\|>.*?<\|"\|>', re.DOTALL)
+_PYTHON_STRING = re.compile(r"""\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 
 
 def parsed(
@@ -24,17 +25,18 @@ def parsed(
     parse: Parser,
     *,
     spans: tuple[tuple[str, str], ...] = (),
+    tidy: Callable[[str], str] = str,
     whole: Callable[[str], bool] = bool,
 ) -> Grammar:
     """The grammar of a parser that takes the text between two marks; without `closer`, up to the end.
 
-    `spans` are as for Until. `whole` says whether a text is calls from beginning to end, where the parser
-    would pass over what is not.
+    `spans` are as for Until. `tidy` makes of a text what the parser takes. `whole` says whether it is calls
+    from beginning to end, where the parser would pass over what is not.
     """
 
     def read(opened: str, tools: Schemas) -> Script:
         del opened
-        text = yield Until(closer, spans, or_all=not closer)
+        text = tidy((yield Until(closer, spans, or_all=not closer)))
         calls = _calls(parse, text, tools) if whole(text) else ()
         if not calls:
             raise Broken
@@ -74,6 +76,11 @@ def _is_gemma(text: str) -> bool:
     return depth == 0
 
 
+def _one_line(text: str) -> str:
+    """Python with the line breaks within its strings, which models write bare, escaped."""
+    return _PYTHON_STRING.sub(lambda found: found[0].replace("\n", "\\n").replace("\r", "\\r"), text)
+
+
 def _is_python(text: str) -> bool:
     """Whether the text is a list of calls with named arguments, in Python's syntax."""
     try:
@@ -89,6 +96,6 @@ def _is_named_call(node: ast.expr) -> bool:
 
 _MORE: dict[str, dict[str, Any]] = {
     "gemma4": {"spans": (('<|"|>', '<|"|>'),), "whole": _is_gemma},
-    "pythonic": {"whole": _is_python},
+    "pythonic": {"tidy": _one_line, "whole": _is_python},
 }
 """What is to be known of a parser beside its marks."""
