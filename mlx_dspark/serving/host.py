@@ -72,6 +72,7 @@ class Host:
                 "mode": model.session.mode,
                 "context_window": model.context,
                 "max_batch": model.engine.max_rows,
+                "max_output_tokens": self.defaults.max_tokens_cap,
             }
         return told
 

@@ -128,7 +128,7 @@ class Session:
             )
         settings = settings or GenerateSettings.of(options)
         if isinstance(prompt, Conversation):
-            return self._converse(prompt, settings).events(cancelled, self._see or _unseen)
+            return self._converse(prompt, settings).events(cancelled, self.see)
         ids = encode_prompt(
             self.tokenizer, prompt, system=settings.system, chat_template=settings.chat_template
         )

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from anthropic import Anthropic
 
+from mlx_dspark.serving.dialects.anthropic_signature import SIGNATURE, carried, carrying
 from mlx_dspark.serving.guard import Rules
 from tests.scripted import scripted_session
 from tests.tiny_server import tiny_server
@@ -26,6 +27,7 @@ READ = {
     "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
 }
 CALL = '<tool_call>\n{"name": "Read", "arguments": {"path": "%s", "lines": [1, 2.5, null]}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "Read", "arguments": {"path": oh}}\n</tool_call> No.'
 CALLED = {"path": "a.py", "lines": [1, 2.5, None]}
 
 
@@ -81,6 +83,13 @@ CASES = {
         "One two three", {"stop_sequences": ["five", " thr"]}, [_text("One two")], "stop_sequence", " thr"
     ),
     "cut off": Case("abcdefgh", {"max_tokens": 3}, [_text("abc")], "max_tokens"),
+    "a call cut off": Case(
+        CALL % "a.py",
+        TOOLS | {"max_tokens": 62},
+        [_use(path="a.py"), _text((CALL % "a.py")[:62])],
+        "max_tokens",
+    ),
+    "a broken call": Case(BROKEN, TOOLS, [_use(), _text(BROKEN)], "end_turn"),
     "thinking cut off": Case("<think>\nabcdefgh", {"max_tokens": 10}, [_thinking("ab")], "max_tokens"),
 }
 
@@ -267,6 +276,24 @@ def test_what_was_said_reaches_the_model(client: Anthropic, script: Played) -> N
         "<|im_start|>user\nThis is case text.\n\n<system-reminder>\nBe quick.\n</system-reminder><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+def test_thinking_comes_back_in_the_next_turn(client: Anthropic, script: Played, display: str) -> None:
+    asked = _asked("thinking", thinking={"type": "adaptive", "display": display})
+    first = client.messages.create(**asked)
+    shown = first.content[0]
+    assert shown.type == "thinking"
+    assert (shown.thinking == "Hm.") == (display == "summarized")
+    said = [*asked["messages"], {"role": "assistant", "content": first.content}]
+    client.messages.create(**asked | {"messages": [*said, {"role": "user", "content": "Again, case text."}]})
+    assert "assistant\n<think>\nHm.\n</think>\n\nYes.<|im_end|>" in script.prompt
+
+
+@pytest.mark.parametrize("signature", ["", "EqoB", "bWx4LWRzcGFyay50!", SIGNATURE])
+def test_what_is_no_signature_of_ours_carries_nothing(signature: str) -> None:
+    assert carried(signature) == ""
+    assert carried(carrying("Hm. ä\n")) == "Hm. ä\n"
 
 
 def test_a_prompt_that_is_too_long_is_counted_and_refused_in_the_known_words(client: Anthropic) -> None:

@@ -34,7 +34,6 @@ HARMLESS = frozenset(
         "messages.content.content.cache_control",
         "messages.content.content.citations",
         "messages.content.data",
-        "messages.content.signature",
         "system.cache_control",
         "system.citations",
         "tools.cache_control",
@@ -66,7 +65,7 @@ UNSERVED: Mapping[str, Unserved] = MappingProxyType(
 class Thinking(Open):
     """Whether the model is to think; `adaptive` leaves it to the server's setting and the model.
 
-    `display` "omitted" keeps what it thinks out of the answer.
+    `display` "omitted" keeps what it thinks out of sight; the block's signature carries it to the next turn.
     """
 
     type: Literal["enabled", "disabled", "adaptive"]

@@ -5,6 +5,7 @@ https://platform.claude.com/docs/en/build-with-claude/streaming
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -13,13 +14,12 @@ from pydantic_core import from_json
 
 from mlx_dspark.foundation.events import Text, ToolCallArguments, ToolCallBegan, ToolCallEnded
 from mlx_dspark.serving.ask import Ask
+from mlx_dspark.serving.dialects.anthropic_signature import SIGNATURE, carrying
 from mlx_dspark.serving.dialects.base import About, Encoder, Frame
 from mlx_dspark.serving.events import AnswerEvent, Ended, Ending
 from mlx_dspark.serving.faults import Fault
 from mlx_dspark.serving.stats import stats_of
 
-SIGNATURE = "bWx4LWRzcGFyaw=="
-"""Ends a block of thinking. It signs nothing; some clients drop thinking that has none."""
 _REASONS: Mapping[Ending, str] = MappingProxyType(
     {
         "stop": "end_turn",
@@ -41,6 +41,7 @@ class MessageEncoder(Encoder):
         self._error_body = error_body
         self._index = -1
         self._open = ""
+        self._hidden = ""
 
     def begin(self) -> Sequence[Frame]:
         message = {
@@ -103,8 +104,10 @@ class MessageEncoder(Encoder):
 
     def _thinking(self, text: str) -> Sequence[Frame]:
         begun = self._begun("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-        shown = [self._delta("thinking_delta", thinking=text)] if self._ask.details["show_thinking"] else []
-        return [*begun, *shown]
+        if self._ask.details["show_thinking"]:
+            return [*begun, self._delta("thinking_delta", thinking=text)]
+        self._hidden += text
+        return begun
 
     def _begun(self, kind: str, block: Mapping[str, Any]) -> Sequence[Frame]:
         """What lets a block of this kind be open."""
@@ -118,8 +121,11 @@ class MessageEncoder(Encoder):
         """What lets no block be open."""
         if not self._open:
             return []
-        signed = [self._delta("signature_delta", signature=SIGNATURE)] if self._open == "thinking" else []
-        self._open = ""
+        signed: list[Frame] = []
+        if self._open == "thinking":
+            signature = carrying(self._hidden) if self._hidden else SIGNATURE
+            signed = [self._delta("signature_delta", signature=signature)]
+        self._open = self._hidden = ""
         return [*signed, _frame("content_block_stop", index=self._index)]
 
     def _delta(self, kind: str, **told: str) -> Frame:
@@ -161,7 +167,15 @@ class _Block:
             self._block[name] += delta[name]
 
     def folded(self) -> dict[str, Any]:
-        return self._block | ({"input": from_json(self._json, allow_partial=True)} if self._json else {})
+        return self._block | ({"input": _arguments(self._json)} if self._json else {})
+
+
+def _arguments(text: str) -> Any:
+    """Arguments as they were written, or as far as they were when the answer broke off."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return from_json(text, allow_partial=True)
 
 
 def _usage(fresh: int, cached: int, output: int, thinking: int) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pydantic import StrictBool, StrictStr
 from mlx_dspark.foundation.chat import ToolUse, Turn
 from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.numbers import brief
+from mlx_dspark.serving.dialects.anthropic_signature import carried
 from mlx_dspark.serving.dialects.fields import Open
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
@@ -38,6 +39,7 @@ class Block(Open):
     type: StrictStr
     text: StrictStr | None = None
     thinking: StrictStr | None = None
+    signature: StrictStr | None = None
     id: StrictStr | None = None
     name: StrictStr | None = None
     input: dict[str, Any] | None = None
@@ -131,14 +133,17 @@ class _Turns:
         for block, place in self._assistant:
             match block.type:
                 case "thinking":
-                    thoughts.append(_given(block.thinking, f"{place}.thinking"))
+                    thought = _given(block.thinking, f"{place}.thinking")
+                    thoughts.append(thought or carried(block.signature or ""))
                 case "redacted_thinking":
                     self.left_out.append("messages.content.redacted_thinking")
                 case "tool_use":
                     calls.append(_call(block, place))
                 case _:
                     texts.append(_text(block, place))
-        self._done.append(Turn("assistant", "".join(texts), _BETWEEN.join(thoughts), tuple(calls)))
+        self._done.append(
+            Turn("assistant", "".join(texts), _BETWEEN.join(filter(None, thoughts)), tuple(calls))
+        )
         self._assistant = None
 
 
