@@ -28,7 +28,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
-class _Secret(Words):
+class Secret(Words):
     """A text that no message shows."""
 
     secret = True
@@ -80,7 +80,7 @@ class ServeSettings(Settings):
     api_key: Annotated[
         str | None,
         About(
-            _Secret(),
+            Secret(),
             "Ask every route but GET /health for this key, as a bearer token or as x-api-key. In the "
             "environment it is hidden from the list of processes.",
         ),
