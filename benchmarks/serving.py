@@ -28,8 +28,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Thread
 from time import monotonic, perf_counter
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import psutil
@@ -255,20 +256,28 @@ def server(flags: Sequence[str], log: Path) -> Iterator[tuple[str, psutil.Proces
     command = [sys.executable, "-m", "benchmarks.serving", "--as-server", str(log), "--", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            print(line, end="", file=sys.stderr)
-            if line.startswith("Listening on "):
-                break
-        else:
-            raise SystemExit("The server did not start.")
-        url = line.removeprefix("Listening on ").strip()
-        relay = subprocess.Popen(["cat"], stdin=process.stderr, stdout=sys.stderr)
         try:
+            url = _address(process.stderr)
+            relay = Thread(target=_relay, args=(process.stderr,))
+            relay.start()
             yield url, psutil.Process(process.pid)
         finally:
             process.terminate()
             process.wait(60)
-            relay.wait(10)
+        relay.join()
+
+
+def _address(said: IO[str]) -> str:
+    for line in said:
+        print(line, end="", file=sys.stderr)
+        if line.startswith("Listening on "):
+            return line.removeprefix("Listening on ").strip()
+    raise SystemExit("The server did not start.")
+
+
+def _relay(said: IO[str]) -> None:
+    for line in said:
+        print(line, end="", file=sys.stderr)
 
 
 def as_server(log: Path, flags: Sequence[str]) -> int:

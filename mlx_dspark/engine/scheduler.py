@@ -55,8 +55,8 @@ class Scheduler:
         self.drafter = drafter
         self.max_rows = max_rows
         self._post = Post()
-        rounds_of = loop(target, drafter, prefill_chunk=prefill_chunk)
-        worker = Worker(rounds_of, cap if cap is not None else FixedCaps({}), max_rows, self._post, meter)
+        self._loop = loop(target, drafter, prefill_chunk=prefill_chunk)
+        worker = Worker(self._loop, cap if cap is not None else FixedCaps({}), max_rows, self._post, meter)
         self._thread = Thread(target=_run, args=(worker, mx.default_device()), name="engine", daemon=True)
         _LIVE[self._thread] = self._post
         self._thread.start()
@@ -79,6 +79,18 @@ class Scheduler:
     def _cancel(self, ticket: Ticket) -> None:
         """A stream holds this method, and so keeps its engine alive."""
         self._post.cancel(ticket)
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Most tokens of prompts that are read at once: what a cancel and other rows may wait for."""
+        return self._loop.prefill_chunk
+
+    @prefill_chunk.setter
+    def prefill_chunk(self, tokens: int) -> None:
+        """Takes effect with the next chunk, from any thread; where several processes share the target, they
+        must agree on it from the start."""
+        assert tokens >= 1
+        self._loop.prefill_chunk = tokens
 
     @property
     def running(self) -> bool:

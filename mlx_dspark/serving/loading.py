@@ -16,8 +16,6 @@ from mlx_dspark.session.pair import Parts, load_parts
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import Progress
 
-_WARM_PROMPT, _WARM_TOKENS = 512, 12
-
 
 @dataclass(frozen=True)
 class Loaded:
@@ -45,7 +43,7 @@ def load_model(
             from mlx_dspark.catalog.progress import LoadProgress
 
             progress(LoadProgress("warming up"))
-        model.warm_up(_WARM_PROMPT, _WARM_TOKENS)
+        model.warm_up()
     return Loaded(model, defaults_of(settings, parts))
 
 

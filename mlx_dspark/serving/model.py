@@ -7,14 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_dspark.chat.detokenize import TextDecoder
-from mlx_dspark.chat.format import ChatFormat, ChatPrompt
+from mlx_dspark.chat.format import ChatPrompt
+from mlx_dspark.chat.reader import ChatReader
 from mlx_dspark.chat.stops import TextStops
 from mlx_dspark.chat.template import encode_text
+from mlx_dspark.engine.stream import Stream
 from mlx_dspark.foundation.chat import Conversation
 from mlx_dspark.foundation.errors import ContextOverflow
-from mlx_dspark.foundation.events import TokenLogprob
+from mlx_dspark.foundation.events import Prefilled, TokenLogprob
 from mlx_dspark.foundation.request import GenerateRequest
-from mlx_dspark.serving.answer import Answer
+from mlx_dspark.serving.answer import Answer, Reader, TextReader
 from mlx_dspark.serving.ask import Ask, Prompt, seed_of_choice
 from mlx_dspark.serving.events import TokenText
 from mlx_dspark.serving.watch import Pulse
@@ -22,6 +24,12 @@ from mlx_dspark.session.session import Session
 
 LOWEST_LOGPROB = -9999.0
 """In place of minus infinity, for which JSON has no number."""
+
+_WARM_TOKENS = 12
+_TIMED_PROMPT = 128
+_CHUNK_SECONDS = 0.4
+"""What a chunk of a prompt may take."""
+_SHORTEST_CHUNK = 64
 
 
 @dataclass(frozen=True)
@@ -44,13 +52,12 @@ class Model:
         self.context = min(filter(None, (session.context, context_window)), default=0)
         self.engine: Any = session.engine
         self.pulse = Pulse(lambda: self.engine.running)
-        self.format = ChatFormat(session.tokenizer)
         self._decoder = TextDecoder(session.tokenizer)
 
     def render(self, prompt: Prompt) -> Rendered:
         """Token ids of a prompt. Raises RequestError, and ContextOverflow where no room is left to answer."""
         if isinstance(prompt, Conversation):
-            chat = self.format.render(prompt)
+            chat = self.session.format.render(prompt)
             rendered = Rendered(tuple(chat.ids), prompt, chat)
         elif isinstance(prompt, str):
             rendered = Rendered(encode_text(self.session.tokenizer, prompt))
@@ -63,37 +70,52 @@ class Model:
     def submit(self, ask: Ask, rendered: Rendered, nth: int, notify: Callable[[], None]) -> Answer:
         """Queue the `nth` answer to a prompt; `notify` is called in the engine's thread when there is more to
         read. Raises RequestError."""
-        chat = rendered.chat
-
-        def text() -> TextStops:
-            decoder = self._decoder if chat is None else self.format.decoder
-            return TextStops(decoder.start(), ask.stops, self.session.end_ids)
+        sampling = replace(ask.sampling, seed=seed_of_choice(ask.sampling.seed, nth))
+        reader, check = self._reader(ask, rendered), None
+        if ask.stops or (rendered.conversation and rendered.conversation.thinking_budget is not None):
+            check = self._reader(ask, rendered)
 
         def heard() -> None:
             self.pulse.heard()
             notify()
 
-        room = self.context - len(rendered.ids) if self.context else ask.max_tokens
-        sampling = replace(ask.sampling, seed=seed_of_choice(ask.sampling.seed, nth))
-        check = text() if ask.stops else None
-        limit = min(ask.max_tokens, room)
-        stream = self.engine.submit(
-            GenerateRequest(rendered.ids, limit, sampling, self.session.end_ids, check), heard
-        )
-        self.pulse.expect(stream)
-        if chat is None or rendered.conversation is None:
-            return Answer(self, stream, text())
-        parser = self.format.parser(chat, rendered.conversation)
-        return Answer(self, stream, text(), parser, reasons=chat.opens == "reasoning")
+        def begin(resumed: tuple[int, ...] | None, left: int) -> Stream | None:
+            ids = rendered.ids if resumed is None else resumed
+            room = self.context - len(ids) if self.context else left
+            if room < 1:
+                return None
+            request = GenerateRequest(ids, min(left, room), sampling, self.session.end_ids, check)
+            stream = self.engine.submit(request, heard)
+            self.pulse.expect(stream)
+            return stream
 
-    def warm_up(self, tokens: int, new: int) -> None:
-        """Read a prompt of so many tokens and write a few, so that the first request finds all compiled."""
-        room = self.context or tokens + new
-        ids = (self.session.tokenizer.encode("a") * tokens)[: max(1, min(tokens, room - new))]
-        stream = self.engine.submit(GenerateRequest(tuple(ids), new), self.pulse.heard)
+        return Answer(self, reader, begin, ask.max_tokens, check)
+
+    def _reader(self, ask: Ask, rendered: Rendered) -> Reader:
+        ends = self.session.end_ids
+        if rendered.chat is None or rendered.conversation is None:
+            return TextReader(TextStops(self._decoder.start(), ask.stops, ends))
+        form = self.session.format
+        return ChatReader(form, rendered.chat, rendered.conversation, stops=ask.stops, end_ids=ends)
+
+    def warm_up(self) -> None:
+        """Read and write a little, so that the first request finds all compiled, and see how long reading
+        takes: a cancel, and everybody else's next token, wait for a chunk of a prompt at most."""
+        self._read(self.engine.prefill_chunk, _WARM_TOKENS)
+        tokens = min(_TIMED_PROMPT, self.engine.prefill_chunk)
+        seconds = self._read(tokens, 1)
+        if not self.session.shared:
+            self.engine.prefill_chunk = chunk_of(tokens, seconds, self.engine.prefill_chunk)
+
+    def _read(self, tokens: int, new: int) -> float:
+        """Seconds for a prompt of up to so many tokens."""
+        room = (self.context or tokens + new) - new
+        some = self.session.tokenizer.encode("a", add_special_tokens=False)
+        ids = tuple(some * tokens)[: max(1, min(tokens, room))]
+        stream = self.engine.submit(GenerateRequest(ids, new), self.pulse.heard)
         self.pulse.expect(stream)
-        for _ in stream:
-            pass
+        read = [event.report for event in stream if isinstance(event, Prefilled)]
+        return sum(report.landed_at - report.launched_at for report in read)
 
     def token_text(self, token: TokenLogprob) -> TokenText:
         """A token's log-probability with its text."""
@@ -103,3 +125,9 @@ class Model:
     def _token(self, token: int, logprob: float, top: tuple[TokenText, ...] = ()) -> TokenText:
         raw = self._decoder.bytes_of(token)
         return TokenText(raw.decode("utf-8", "replace"), raw, max(logprob, LOWEST_LOGPROB), top)
+
+
+def chunk_of(tokens: int, seconds: float, most: int) -> int:
+    """How many tokens of a prompt to read at once, where so many took so long; `most` where that is quick."""
+    fitting = int(tokens * _CHUNK_SECONDS / seconds) if seconds > 0 else most
+    return min(most, max(_SHORTEST_CHUNK, fitting // _SHORTEST_CHUNK * _SHORTEST_CHUNK))

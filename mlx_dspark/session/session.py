@@ -83,6 +83,11 @@ class Session:
         """This process's number in a run of several, of which 0 asks and the others `follow`; else 0."""
         return 0 if self._link is None else self._link.rank
 
+    @property
+    def shared(self) -> bool:
+        """Whether several processes hold the model."""
+        return self._link is not None
+
     def follow(self) -> None:
         """In a process whose rank is not 0: do this process's part of every answer, until rank 0 ends.
 

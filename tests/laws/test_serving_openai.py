@@ -336,6 +336,28 @@ def test_reasoning_and_calls_streamed_and_plain(step: int, options: dict[str, An
         assert (choice["calls"], choice["finish"]) == ([], "stop")
 
 
+@pytest.mark.parametrize("budget", [0, 5, 1000])
+def test_a_budget_for_reasoning_is_kept(budget: int) -> None:
+    tokenizer = thinking_tokenizer()
+
+    def reply(request: Any) -> str:
+        closed = "</think>" in tokenizer.decode(request.prompt)
+        return "So it is." if closed else "<think>" + "hm " * 20 + "</think>So it is."
+
+    engine = ScriptedEngine(reply, step=4, tokenizer=tokenizer)
+    with tiny_server(scripted_session(engine)) as url, client_of(url) as client:
+        asked = {"model": "any", "messages": HELLO, "extra_body": {"thinking_budget": budget}}
+        plain = of_plain(client.chat.completions.create(**asked))
+        usage = {"include_usage": True}
+        streamed = folded([*client.chat.completions.create(**asked, stream=True, stream_options=usage)])
+    assert plain == streamed
+    choice = plain["choices"][0]
+    assert (choice["text"], choice["finish"]) == ("So it is.", "stop")
+    thought = plain["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert (thought > 0) == bool(choice["reasoning"]) == (budget > 0)
+    assert thought <= budget + engine.step
+
+
 def test_the_clients_own_accumulator_takes_the_stream() -> None:
     engine = ScriptedEngine(CALLS, step=5, tokenizer=thinking_tokenizer())
     with (

@@ -20,8 +20,10 @@ from mlx_dspark.cli.main import run
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.loading import context_window, defaults_of
+from mlx_dspark.serving.model import Model, chunk_of
 from mlx_dspark.session.pair import Parts, load_parts
 from tests.tiny import save_tiny
+from tests.tiny_server import tiny_session
 
 ASKED = {"messages": [{"role": "user", "content": "Hi"}]}
 CHAT = "/v1/chat/completions"
@@ -149,3 +151,20 @@ def test_how_the_makers_would_have_a_model_sampled(folder: Path, tmp_path: Path)
     assert usual_sampling(tmp_path) == {"temperature": 0.6, "top_k": 20}
     file.write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
     assert usual_sampling(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chunk"), [(0.001, 512), (0.1, 512), (0.4, 128), (0.5, 64), (60.0, 64), (0.0, 512)]
+)
+def test_a_chunk_of_a_prompt_is_as_long_as_others_can_wait(seconds: float, chunk: int) -> None:
+    assert chunk_of(128, seconds, 512) == chunk
+
+
+def test_warming_up_leaves_answers_as_they_are() -> None:
+    with tiny_session() as session:
+        told = session.generate("Hello", max_new_tokens=9)
+        model = Model(session)
+        model.warm_up()
+        assert model.engine.prefill_chunk in range(64, 513)
+        assert session.generate("Hello", max_new_tokens=9).token_ids == told.token_ids
+        assert model.pulse.vitals().well
