@@ -26,7 +26,7 @@ class _Address(Words):
 class ConnectSettings(Settings):
     """Which server an agent is to use."""
 
-    group = "Server"
+    group = "Running server"
 
     url: Annotated[str, About(_Address(), "The address of a running server.")] = "http://127.0.0.1:8080"
     api_key: Annotated[str | None, About(Secret(), "The server's key.")] = None
@@ -36,7 +36,7 @@ class ConnectSettings(Settings):
 class LaunchSettings(Settings):
     """What is done in place of starting the agent."""
 
-    group = "Instead of starting it"
+    group = "In place of starting it"
     env_prefix = ""
 
     print_env: Annotated[

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from anthropic import Anthropic
 
+from mlx_dspark.serving.dialects.anthropic_body import HARMLESS, UNSERVED
 from mlx_dspark.serving.dialects.anthropic_signature import SIGNATURE, carried, carrying
 from mlx_dspark.serving.guard import Rules
 from tests.scripted import scripted_session
@@ -241,6 +242,21 @@ def test_what_is_not_done_is_refused_by_name(url: str, route: str, field: str, m
     assert refused.status_code == 400
     assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
     assert field in told["error"]["message"]
+
+
+def test_the_page_lists_the_fields_that_are_not_served() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "anthropic.md").read_text()
+    _, harmless, unserved = page.split("\n## ")
+    for listed, names in ((harmless, HARMLESS), (unserved, UNSERVED)):
+        assert set(re.findall("`(.*?)`", listed)) == set(names)
+
+
+def test_thinking_is_ended_at_its_budget(client: Anthropic) -> None:
+    asked = _asked("thinking cut off", max_tokens=50, thinking={"type": "enabled", "budget_tokens": 4})
+    told = client.messages.create(**asked)
+    assert _plain(told.content) == [_thinking("ab")]
+    assert told.usage.output_tokens_details
+    assert told.usage.output_tokens_details.thinking_tokens == 4
 
 
 def test_harmless_fields_are_taken_and_unknown_ones_told(client: Anthropic) -> None:
