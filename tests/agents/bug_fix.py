@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from mlx_dspark.serving.app import create_app
+from mlx_dspark.serving.dialects.anthropic import AnthropicMessages
+from mlx_dspark.serving.dialects.anthropic_body import MessagesBody
+from mlx_dspark.serving.host import Host
 from tests.scripted import scripted_session
 from tests.tiny_server import listening, tiny_host
 
@@ -23,6 +26,8 @@ BIN = HERE / "node_modules" / ".bin"
 RECORDED = ROOT / "tests" / "golden" / "agents"
 DONE = "Mended: add adds now."
 _LONGEST = 40
+_SUMMARY, _TAIL = "Respond with plain text only", 3000
+"""How Claude Code asks for a summary, near the end of the prompt."""
 _SECONDS = 120
 
 
@@ -76,13 +81,15 @@ class Outcome:
     code: str
     asked: list[Any] = field(default_factory=list)
     statuses: list[int] = field(default_factory=list)
+    summaries: int = 0
 
 
 class _Recorder:
-    """ASGI middleware that keeps the bodies of posts, and the statuses of their answers."""
+    """ASGI middleware that keeps the bodies of posts, and the statuses of their answers. After the first, the
+    model's context ends `room` tokens behind its prompt."""
 
-    def __init__(self, app: Any, outcome: Outcome) -> None:
-        self._app, self._outcome = app, outcome
+    def __init__(self, app: Any, outcome: Outcome, host: Host, room: int | None) -> None:
+        self._app, self._outcome, self._host, self._room = app, outcome, host, room
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         pieces: list[bytes] = []
@@ -99,32 +106,29 @@ class _Recorder:
             await send(message)
 
         await self._app(scope, receiving, sending)
+        if self._room is not None and self._outcome.asked and self._host.model is not None:
+            dialect, body = AnthropicMessages(), MessagesBody(**self._outcome.asked[0])
+            self._host.model.context = await self._host.count(dialect, body) + self._room
+            self._room = None
 
 
-def mend(agent: Agent, folder: Path) -> Outcome:
-    """Have an agent mend `folder/work/calc.py`, which it reads, changes and checks."""
+def mend(agent: Agent, folder: Path, *, comments: int = 0, room: int | None = None) -> Outcome:
+    """Have an agent mend `folder/work/calc.py`, which it reads, changes and checks.
+
+    The file begins with so many lines of comments; the model's context ends `room` tokens after the first
+    prompt.
+    """
     work, home = folder / "work", folder / "home"
     work.mkdir()
     home.mkdir()
     file = work / "calc.py"
-    file.write_text("def add(a, b):\n    return a - b\n")
+    file.write_text("# This line says nothing.\n" * comments + "def add(a, b):\n    return a - b\n")
     (work / "check.py").write_text("from calc import add\n\nassert add(2, 3) == 5\nprint('all is well')\n")
-    steps = [
-        f"<think>\nWhat does it say?\n</think>\n\nI read it.\n{agent.read(str(file))}",
-        f"The sign is wrong.\n{agent.edit(str(file), 'a - b', 'a + b')}",
-        agent.run("python3 check.py"),
-    ]
-
-    def script(prompt: str) -> str:
-        results = re.findall("<tool_response>(.*?)</tool_response>", prompt, re.DOTALL)
-        if len(results) < len(steps):
-            return steps[len(results)]
-        return DONE if "all is well" in results[-1] else "It does not work."
-
+    script = _Script(agent, str(file))
     outcome = Outcome(subprocess.CompletedProcess([], 0), "")
     with (
         tiny_host(scripted_session(script)) as host,
-        listening(_Recorder(create_app(host), outcome)) as url,
+        listening(_Recorder(create_app(host), outcome, host, room)) as url,
     ):
         command = [sys.executable, "-m", "mlx_dspark", agent.name, "--url", url, "--", *agent.arguments]
         outcome.done = subprocess.run(
@@ -137,8 +141,30 @@ def mend(agent: Agent, folder: Path) -> Outcome:
             timeout=_SECONDS,
             check=False,
         )
-    outcome.code = file.read_text()
+    outcome.code, outcome.summaries = file.read_text(), script.summaries
     return outcome
+
+
+class _Script:
+    """The model: one step after the other, and a summary where one is asked for."""
+
+    def __init__(self, agent: Agent, file: str) -> None:
+        self.summaries = 0
+        self._steps = [
+            f"<think>\nWhat does it say?\n</think>\n\nI read it.\n{agent.read(file)}",
+            f"The sign is wrong.\n{agent.edit(file, 'a - b', 'a + b')}",
+            agent.run("python3 check.py"),
+        ]
+
+    def __call__(self, prompt: str) -> str:
+        if _SUMMARY in prompt[-_TAIL:]:
+            self.summaries += 1
+            return "<analysis>Hm.</analysis><summary>calc.py was read; its sign is wrong.</summary>"
+        results = re.findall("<tool_response>(.*?)</tool_response>", prompt, re.DOTALL)
+        done = len(results) + self.summaries
+        if done < len(self._steps):
+            return self._steps[done]
+        return DONE if "all is well" in results[-1] else "It does not work."
 
 
 def _variables(home: Path) -> dict[str, str]:
