@@ -66,6 +66,12 @@ CASES = {
         [_thinking(""), _text("Yes.")],
         "end_turn",
     ),
+    "thoughts in turn": Case(
+        "<think>\nHm.\n</think>\n\nOne.\n<think>\nOh.\n</think>\n\nTwo.",
+        {},
+        [_thinking("Hm."), _text("One."), _thinking("\nOh."), _text("\nTwo.")],
+        "end_turn",
+    ),
     "no thinking": Case("Yes.", {"thinking": {"type": "disabled"}}, [_text("Yes.")], "end_turn"),
     "two calls": Case(
         f"Look.\n{CALL % 'a.py'}\n{CALL % 'b.py'}",
@@ -296,14 +302,13 @@ def test_what_was_said_reaches_the_model(client: Anthropic, script: Played) -> N
 
 @pytest.mark.parametrize("display", ["summarized", "omitted"])
 def test_thinking_comes_back_in_the_next_turn(client: Anthropic, script: Played, display: str) -> None:
-    asked = _asked("thinking", thinking={"type": "adaptive", "display": display})
+    asked = _asked("thoughts in turn", thinking={"type": "adaptive", "display": display})
     first = client.messages.create(**asked)
-    shown = first.content[0]
-    assert shown.type == "thinking"
-    assert (shown.thinking == "Hm.") == (display == "summarized")
+    shown = [block.thinking for block in first.content if block.type == "thinking"]
+    assert shown == (["Hm.", "\nOh."] if display == "summarized" else ["", ""])
     said = [*asked["messages"], {"role": "assistant", "content": first.content}]
     client.messages.create(**asked | {"messages": [*said, {"role": "user", "content": "Again, case text."}]})
-    assert "assistant\n<think>\nHm.\n</think>\n\nYes.<|im_end|>" in script.prompt
+    assert "assistant\n<think>\nHm.\nOh.\n</think>\n\nOne.\nTwo.<|im_end|>" in script.prompt
 
 
 @pytest.mark.parametrize("signature", ["", "EqoB", "bWx4LWRzcGFyay50!", SIGNATURE])

@@ -142,7 +142,7 @@ class _Turns:
                 case _:
                     texts.append(_text(block, place))
         self._done.append(
-            Turn("assistant", "".join(texts), _BETWEEN.join(filter(None, thoughts)), tuple(calls))
+            Turn("assistant", "".join(texts), "".join(thoughts), tuple(calls))
         )
         self._assistant = None
 
