@@ -190,7 +190,7 @@ SYNTAXES = {
     "named function": Syntax(THINK, OWN["minicpm5"], _tagged(named_function, ""), never=("]]>",)),
     "atem": Syntax(MUSE, OWN["muse_spark"], _muse, "header", never=("</atem:parameter>",)),
     "harmony": Syntax(HARMONY, OWN["harmony"], _harmony, "header"),
-    "gemma": Syntax(GEMMA, of_mlx_lm("gemma4"), _gemma, never=('<|"|>', "\x00")),
+    "gemma": Syntax(GEMMA, OWN["gemma4"], _gemma, never=('<|"|>', "\x00")),
     "pythonic": Syntax(THINK, of_mlx_lm("pythonic"), _pythonic, never=("<|tool_call_end|>",)),
 }
 __all__ = ["PLAIN", "SCHEMAS", "SYNTAXES", "THINK", "Call", "Syntax", "hermes", "joined", "pieces_of"]

@@ -58,6 +58,16 @@ ONE_CALL = (
     "{{ (message.tool_calls[0]).function.name }}{% endif %}]{% endfor %}{{ tools }}"
 )
 """Reads the first call of a turn, and reasoning or text beside it, as gpt-oss does."""
+STRICT = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}|{{ m.content }}]{% endfor %}"
+)
+"""Takes user and assistant by turns, and no system turn, as Gemma 2 does."""
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and loop.index0 %}{{ raise_exception('no') }}{% endif %}"
+    "[{{ m.role }}|{{ m.content }}]{% endfor %}"
+)
+"""Takes a system turn at the beginning only, as Qwen3 does."""
 RESPONSES = (
     "{% for message in messages %}[{{ message.role }}|{{ message.content }}|"
     "{% for call in message.tool_calls or [] %}{{ call.function.name }};{% endfor %}|"

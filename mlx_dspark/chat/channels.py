@@ -178,8 +178,7 @@ class ChannelParser:
 
     def _no_header(self) -> None:
         """What is no header is text; of one that the end of the answer cut off, nothing is shown."""
-        marked = self._held.lstrip().startswith(self._layout.starts)
-        if self._ended and marked and header_in(self._layout.name, self._held, ended=False):
+        if self._ended and self._held.lstrip().startswith(self._layout.starts):
             self._held = ""
             return
         self._turn("text")

@@ -9,24 +9,28 @@ from dataclasses import replace
 from typing import Any
 
 from mlx_dspark.chat.messages import template_messages
+from mlx_dspark.chat.milder_turns import milder
 from mlx_dspark.foundation.chat import Turn
 
 _READS_RESULTS = re.compile(r"""==\s*['"]tool['"]""")
 
 
-def family_messages(source: str, turns: Sequence[Turn], *, arguments_as_text: bool) -> list[dict[str, Any]]:
-    """The turns as messages for the template with this source.
+def family_messages(source: str, turns: Sequence[Turn]) -> Iterator[list[dict[str, Any]]]:
+    """The turns as messages for the template with this source, in the forms that it may take, best first.
 
     One that reads only the first call of a turn (gpt-oss) gets a turn for each call, its result after it; and
     since it takes reasoning or text beside a call, not both, the text is then the end of the reasoning. One
-    that knows results as `tool_responses` and no turns of tools (Gemma 4) gets them so.
+    that knows results as `tool_responses` and no turns of tools (Gemma 4) gets them so. Arguments are
+    objects, and then text.
     """
     if "tool_calls[0]" in source and "message.thinking" in source:
         turns = tuple(_one_call_each(turns))
-    messages = template_messages(turns, arguments_as_text=arguments_as_text)
-    if "tool_responses" in source and not _READS_RESULTS.search(source):
-        return list(_with_responses(messages))
-    return messages
+    called = any(turn.tool_calls for turn in turns)
+    responses = "tool_responses" in source and not _READS_RESULTS.search(source)
+    for form in milder(turns):
+        for as_text in (False, True) if called else (False,):
+            messages = template_messages(form, arguments_as_text=as_text)
+            yield list(_with_responses(messages)) if responses else messages
 
 
 def _one_call_each(turns: Sequence[Turn]) -> Iterator[Turn]:

@@ -88,27 +88,22 @@ class ChatFormat:
         return tuple(int(token) for token in self._tokenizer.encode(text, add_special_tokens=False))
 
     def _applied(self, conversation: Conversation, variables: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
-        """The rendered text and its ids. Arguments are given as objects and, where the template refuses
-        those, as text."""
+        """The rendered text and its ids, of the first form of the conversation that the template takes."""
         turns, tools = conversation.turns, conversation.callable
         if not self.facts.knows_tools:
             turns, tools = flattened(turns, tools), ()
-        called = any(turn.tool_calls for turn in turns)
-        source, declared = self.facts.source, template_tools(tools)
-        try:
-            messages = family_messages(source, turns, arguments_as_text=False)
-            return self._both(messages, declared, variables)
-        except RequestError:
-            if not called:
-                raise
-            messages = family_messages(source, turns, arguments_as_text=True)
-            return self._both(messages, declared, variables)
-
-    def _both(
-        self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: dict[str, Any]
-    ) -> tuple[str, tuple[int, ...]]:
-        text = apply_template(self._tokenizer, messages, tools, variables, tokenize=False)
-        return str(text), tuple(int(token) for token in self._ids(messages, tools, variables))
+        declared = template_tools(tools)
+        refusal: RequestError | None = None
+        for messages in family_messages(self.facts.source, turns):
+            try:
+                text = apply_template(self._tokenizer, messages, declared, variables, tokenize=False)
+            except RequestError as error:
+                refusal = refusal or error
+            else:
+                ids = self._ids(messages, declared, variables)
+                return str(text), tuple(int(token) for token in ids)
+        assert refusal is not None
+        raise refusal
 
     def _ids(
         self, messages: Sequence[Any], tools: Sequence[Any] | None, variables: dict[str, Any]

@@ -94,10 +94,10 @@ _TAGS = (
 
 def layout_of(template: str, vocabulary: Collection[str]) -> Layout:
     """The layout of the model with this chat template and these added tokens."""
-    if "<|channel|>" in vocabulary and "<|message|>" in vocabulary:
-        return HARMONY
     if "<|eom|>" in vocabulary and "<|message|>" in vocabulary:
         return MUSE
+    if "<|channel|>" in vocabulary and "<|message|>" in vocabulary:
+        return HARMONY
     if "<|channel>" in vocabulary and "<channel|>" in vocabulary:
         return GEMMA
     for tags in _TAGS:

@@ -42,10 +42,11 @@ class Gate:
             )
         self.under_way += answers
 
-    def leave(self, answers: int, seconds: float) -> None:
-        """So many are over, after so long."""
+    def leave(self, answers: int, seconds: float | None = None) -> None:
+        """So many are over, after so long; None: they never began."""
         self.under_way -= answers
-        self._seconds += _WEIGHT * (seconds - self._seconds)
+        if seconds is not None:
+            self._seconds += _WEIGHT * (seconds - self._seconds)
 
     @property
     def retry_after(self) -> int:

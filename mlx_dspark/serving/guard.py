@@ -231,6 +231,8 @@ async def _preflight(headers: Headers, send: Send) -> None:
         (b"access-control-allow-headers", wanted.encode("latin-1")),
         (b"access-control-max-age", _PREFLIGHT_SECONDS.encode()),
     ]
+    if headers.one("access-control-request-private-network") == "true":
+        told.append((b"access-control-allow-private-network", b"true"))
     await send({"type": "http.response.start", "status": 204, "headers": told})
     await send({"type": "http.response.body", "body": b""})
 

@@ -81,10 +81,17 @@ class Host:
     async def render(self, ask: Ask) -> tuple[Model, list[Rendered]]:
         """The model that is to answer, and the prompts as it reads them. Raises what refuses them.
 
-        Tokenizers are asked by one thread at a time, and not by the one that keeps every stream alive.
+        Tokenizers are asked by one thread at a time, and not by the one that keeps every stream alive; what
+        waits for it counts as under way.
         """
         model, loop = self.ready(), asyncio.get_running_loop()
-        prompts = [await loop.run_in_executor(self._rendering, model.render, each) for each in ask.prompts]
+        self.gate.enter(ask.choices)
+        try:
+            prompts = [
+                await loop.run_in_executor(self._rendering, model.render, each) for each in ask.prompts
+            ]
+        finally:
+            self.gate.leave(ask.choices)
         return model, prompts
 
     async def count(self, dialect: Dialect, body: object) -> int:
@@ -105,7 +112,7 @@ class Host:
         try:
             generation = Generation(model, ask, prompts)
         except BaseException:
-            self.gate.leave(ask.choices, 0.0)
+            self.gate.leave(ask.choices)
             raise
         return self._answering(dialect, ask, model, prompts, generation)
 

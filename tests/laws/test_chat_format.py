@@ -165,6 +165,33 @@ def test_a_template_that_has_results_in_the_turn_that_asked_gets_them_there() ->
     assert "[tool|two||]" in _rendered(own, Conversation(TWICE))[0]
 
 
+MIXED = (
+    *(
+        Turn("system", "S"),
+        Turn("user", "a"),
+        Turn("user", "b"),
+        Turn("assistant", "c"),
+        Turn("assistant", "d"),
+    ),
+    *(Turn("system", "late"), Turn("user", "e")),
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% for m in messages %}[{{ m.role }}|{{ m.content }}]{% endfor %}", None),
+        (templates.SYSTEM_FIRST, "[system|S][user|a\n\nb][assistant|c\n\nd][user|late\n\ne]"),
+        (templates.STRICT, "[user|S\n\na\n\nb][assistant|c\n\nd][user|late\n\ne]"),
+    ],
+)
+def test_a_stricter_template_gets_the_turns_in_a_form_that_it_takes(
+    template: str, expected: str | None
+) -> None:
+    text, _ = _rendered(template, Conversation(MIXED))
+    assert text == (expected or "".join(f"[{turn.role}|{turn.content}]" for turn in MIXED))
+
+
 def test_a_template_that_reads_a_budget_is_given_it() -> None:
     conversation = Conversation(USER, thinking_budget=64)
     text, _ = _rendered("{{ thinking_budget }} tokens" + templates.PLAIN, conversation)

@@ -6,15 +6,17 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mlx_dspark.chat.answer import ChatAnswer
+from mlx_dspark.chat.grammars import OWN
+from mlx_dspark.chat.grammars.parsed import of_mlx_lm
 from mlx_dspark.chat.json_text import MAX_DEPTH, JsonText
 from mlx_dspark.chat.typed import arguments_of, typed
 from mlx_dspark.foundation.chat import Turn
 from mlx_dspark.foundation.events import ToolCallArguments, ToolCallBegan, ToolCallEnded
-from tests.chat_syntaxes import SYNTAXES, hermes, pieces_of
+from tests.chat_syntaxes import SYNTAXES, THINK, Syntax, hermes, pieces_of
 
 HERMES, GEMMA = SYNTAXES["hermes"], SYNTAXES["gemma"]
 CALL = hermes("noop", {})
@@ -35,6 +37,7 @@ def _folded(text: str, state: Any = "text", name: str = "hermes") -> ChatAnswer:
         'He wrote "<think>" and left.',
         "```xml\n<think>\nhidden\n</think>\n```\nThat is all.",
         "~~~\n<think>\n~~~",
+        f"```\na\n\n{CALL}\n<think>\n```\nb",
         f"Call it like this: `{CALL}`.",
         f"```\n{CALL}\n```",
         f"“{CALL}”",
@@ -81,6 +84,7 @@ def test_white_space_next_to_marks_is_layout_and_all_other_is_kept() -> None:
     assert _folded("<think>\n\n  a\n b \n</think>\n\n    code\n\nend \n") == ChatAnswer(
         "    code\n\nend \n", "  a\n b"
     )
+    assert _folded("\n <think>hm</think>ok") == ChatAnswer("ok", "hm")
     called = _folded(f"  Text.\n\n{CALL}\n{CALL}\n\n")
     assert called.text == "  Text."
     assert len(called.tool_calls) == 2
@@ -113,6 +117,7 @@ def test_a_call_that_breaks_off_is_marked_and_comes_back_as_text() -> None:
         ("pythonic", "<|tool_call_start|>[get_weather(days=3,)]<|tool_call_end|>"),
         ("harmony", ' to=functions.get_weather<|channel|>commentary json<|message|>{"days": 3}<|call|>'),
         ("harmony", '<|channel|>commentary to=get_weather<|message|> {"days": 3}'),
+        ("gemma", "<|tool_call>call:get_weather{ days : 3}<tool_call|>"),
         (
             "atem",
             '<atem:function_calls><atem:invoke id="1" name="get_weather"><atem:parameter name="days">3'
@@ -139,6 +144,9 @@ def test_calls_as_models_vary_them(name: str, text: str) -> None:
         ("gemma", "<|tool_call>call:noop{} and so on<tool_call|>"),
         ("gemma", "<|tool_call>call:noop{a:}<tool_call|>"),
         ("gemma", "<|tool_call>call:noop{<tool_call|>"),
+        ("gemma", "<|tool_call>call:noop<tool_call|>"),
+        ("gemma", "<|tool_call>call:noop[1]<tool_call|>"),
+        ("gemma", '<|tool_call>call:noop{a:"}<tool_call|>'),
         ("gemma", "<|tool_call><tool_call|>"),
         ("function tags", "<tool_call>\n<function=noop>\n<parameter>1</parameter></function></tool_call>"),
         ("atem", "<atem:function_calls></atem:function_calls>"),
@@ -147,6 +155,36 @@ def test_calls_as_models_vary_them(name: str, text: str) -> None:
 )
 def test_malformed_calls_of_any_family_are_text(name: str, text: str) -> None:
     assert _folded(f"Look: {text} there", "text", name) == ChatAnswer(f"Look: {text} there")
+
+
+PARSED = {
+    "glm47": "<tool_call>get_weather\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"days": 3}',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    '<|tool_call_argument_begin|>{"days": 3}<|tool_call_end|><|tool_calls_section_end|>',
+    "toolcall": '<TOOLCALL>[{"name": "get_weather", "arguments": {"days": 3}}]</TOOLCALL>',
+}
+
+
+@pytest.mark.parametrize("module", PARSED)
+def test_other_syntaxes_are_read_by_the_parsers_of_mlx_lm(module: str) -> None:
+    syntax = Syntax(THINK, OWN.get(module) or of_mlx_lm(module), HERMES.write)
+    text = PARSED[module]
+    whole = syntax.parse([text])
+    (call,) = ChatAnswer.fold(whole).tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("get_weather", {"days": 3})
+    for end in range(len(text) + 1):
+        cut = ChatAnswer.fold(syntax.parse(pieces_of(text[:end], 3)))
+        assert cut.tool_calls or cut.text == text[:end]
+    undeclared = text.replace("get_weather", "get_wealth!")
+    assert ChatAnswer.fold(syntax.parse([undeclared])) == ChatAnswer(undeclared)
+
+
+def test_gemma_keys_are_any_text_and_values_nest() -> None:
+    body = 'call:get_weather{city:<|"|>a{b}, c: d<|"|>, x-y:[{k.1:{z:null}},<|"|>,e:<|"|>],<|"|>q<|"|>:-1.5}'
+    (call,) = _folded(f"<|tool_call>{body}<tool_call|>", "text", "gemma").tool_calls
+    expected = {"city": "a{b}, c: d", "x-y": [{"k.1": {"z": None}}, ",e:"], "q": -1.5}
+    assert json.loads(call.arguments) == expected
 
 
 def test_python_strings_with_bare_line_breaks_are_read() -> None:
@@ -262,6 +300,12 @@ def test_a_json_value_ends_where_it_ends(value: Any, plain: bool, size: int, aft
     assert _read(text + " " + after, size) == (True, len(text), text)
 
 
+@example('"\\u001"', 1)
+@example('"\\u001g"', 2)
+@example('"\\u00151"', 3)
+@example('"\\q"', 1)
+@example('{"a": 1,}', 2)
+@example("[1,]", 2)
 @given(text=st.text(st.sampled_from('{}[]":,\\u0015eEtrue-+. \n\x01ab'), max_size=14), size=st.integers(1, 4))
 @settings(max_examples=600, deadline=None)
 def test_text_is_a_json_value_where_python_says_so(text: str, size: int) -> None:

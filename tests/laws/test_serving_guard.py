@@ -126,10 +126,12 @@ def test_a_preflight_of_an_allowed_page_lets_the_headers_of_clients_through(url:
     wanted = "authorization, x-api-key, anthropic-version, x-stainless-os, content-type"
     headers = {"origin": PAGE, "access-control-request-method": "POST"}
     headers["access-control-request-headers"] = wanted
+    headers["access-control-request-private-network"] = "true"
     told = httpx.options(url + CHAT, headers=headers)
     assert told.status_code == 204
     assert told.headers["access-control-allow-origin"] == PAGE
     assert told.headers["access-control-allow-headers"] == wanted
+    assert told.headers["access-control-allow-private-network"] == "true"
     foreign = httpx.options(url + CHAT, headers=headers | {"origin": "https://evil.example.org"})
     assert foreign.status_code == 403
     assert ask(url, "POST", CHAT, origin=PAGE).headers["access-control-allow-origin"] == PAGE

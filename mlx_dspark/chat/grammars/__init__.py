@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_dspark.chat.grammars.atem import ATEM
 from mlx_dspark.chat.grammars.function_tags import FUNCTION_TAGS
+from mlx_dspark.chat.grammars.gemma import GEMMA_CALLS
 from mlx_dspark.chat.grammars.harmony import HARMONY_CALLS
 from mlx_dspark.chat.grammars.hermes import HERMES
 from mlx_dspark.chat.grammars.named_function import NAMED_FUNCTION
@@ -15,6 +16,7 @@ from mlx_dspark.chat.grammars.parsed import of_mlx_lm, parsed
 from mlx_dspark.chat.script import Grammar
 
 OWN = {
+    "gemma4": GEMMA_CALLS,
     "json_tools": HERMES,
     "qwen3_coder": FUNCTION_TAGS,
     "minicpm5": NAMED_FUNCTION,

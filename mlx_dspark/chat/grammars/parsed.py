@@ -14,7 +14,6 @@ from mlx_dspark.foundation.chat import Tool
 
 Parser = Callable[[str, Any], Any]
 _FAULTS = (ValueError, TypeError, LookupError, AttributeError, SyntaxError, RecursionError, MemoryError)
-_STRING = re.compile(r'<\|"\|>.*?<\|"\|>', re.DOTALL)
 _PYTHON_STRING = re.compile(r"""\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'""", re.DOTALL)
 
 
@@ -24,26 +23,24 @@ def parsed(
     closer: str,
     parse: Parser,
     *,
-    spans: tuple[tuple[str, str], ...] = (),
     tidy: Callable[[str], str] = str,
     whole: Callable[[str], bool] = bool,
 ) -> Grammar:
     """The grammar of a parser that takes the text between two marks; without `closer`, up to the end.
 
-    `spans` are as for Until. `tidy` makes of a text what the parser takes. `whole` says whether it is calls
-    from beginning to end, where the parser would pass over what is not.
+    `tidy` makes of a text what the parser takes. `whole` says whether it is calls from beginning to end,
+    where the parser would pass over what is not.
     """
 
     def read(opened: str, tools: Schemas) -> Script:
         del opened
-        text = tidy((yield Until(closer, spans, or_all=not closer)))
+        text = tidy((yield Until(closer, or_all=not closer)))
         calls = _calls(parse, text, tools) if whole(text) else ()
         if not calls:
             raise Broken
         yield Calls(calls)
 
-    marks = tuple(filter(None, (closer, *(mark for span in spans for mark in span))))
-    return Grammar(name, (opener,), read, marks)
+    return Grammar(name, (opener,), read, (closer,) if closer else ())
 
 
 def of_mlx_lm(module: str) -> Grammar:
@@ -61,19 +58,6 @@ def _calls(parse: Parser, text: str, tools: Schemas) -> tuple[tuple[str, Any], .
         return tuple((call["name"], call["arguments"]) for call in calls)
     except _FAULTS as error:
         raise Broken from error
-
-
-def _is_gemma(text: str) -> bool:
-    """Whether the text is `call:name{…}`, once or more often, with balanced braces and nothing beside."""
-    depth = 0
-    bare = _STRING.sub("", text)
-    for part in re.split(r"([{}])", bare):
-        if depth == 0 and part not in ("{", "}") and not re.fullmatch(r"\s*(?:call:[\w-]+)?\s*", part):
-            return False
-        depth += (part == "{") - (part == "}")
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _one_line(text: str) -> str:
@@ -95,7 +79,6 @@ def _is_named_call(node: ast.expr) -> bool:
 
 
 _MORE: dict[str, dict[str, Any]] = {
-    "gemma4": {"spans": (('<|"|>', '<|"|>'),), "whole": _is_gemma},
     "pythonic": {"tidy": _one_line, "whole": _is_python},
 }
 """What is to be known of a parser beside its marks."""
