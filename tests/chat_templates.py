@@ -68,6 +68,12 @@ SYSTEM_FIRST = (
     "[{{ m.role }}|{{ m.content }}]{% endfor %}"
 )
 """Takes a system turn at the beginning only, as Qwen3 does."""
+SHORT_IDS = (
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}{% if call.id|length != 9 %}"
+    "{{ raise_exception('nine') }}{% endif %}<{{ call.id }}>{% endfor %}"
+    "{% if m.role == 'tool' %}<{{ m.tool_call_id }}|{{ m.name }}>{% endif %}{% endfor %}{{ tools }}"
+)
+"""Takes ids of nine characters, as Mistral does."""
 RESPONSES = (
     "{% for message in messages %}[{{ message.role }}|{{ message.content }}|"
     "{% for call in message.tool_calls or [] %}{{ call.function.name }};{% endfor %}|"

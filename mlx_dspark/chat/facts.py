@@ -16,6 +16,8 @@ SWITCH_NAMES = ("enable_thinking", "thinking")
 EFFORT_NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort", "effort")
 """Template variables that say how much to reason."""
 _USUAL_EFFORTS = ("low", "medium", "high")
+_STRENGTHS = (*_USUAL_EFFORTS, "xhigh")
+"""Those of `reasoning_strength` (Muse)."""
 _NO_EFFORT = "no-such-effort"
 
 Render = Callable[[Mapping[str, Any]], str | None]
@@ -69,9 +71,10 @@ def names_in(template: str, names: Sequence[str]) -> tuple[str, ...]:
 def efforts_of(template: str, name: str, render: Render) -> tuple[str, ...]:
     """The efforts that a template tells apart in its variable `name`, from least to most.
 
-    A template that writes any value into the prompt is taken to know low, medium and high, and those that it
+    A template that writes any value into the prompt is taken to know those of its family, and those that it
     spells out.
     """
+    known = _STRENGTHS if name == "reasoning_strength" else _USUAL_EFFORTS
     unknown = render({name: _NO_EFFORT})
     written = unknown is not None and _NO_EFFORT in unknown
     found: list[str] = []
@@ -80,7 +83,7 @@ def efforts_of(template: str, name: str, render: Render) -> tuple[str, ...]:
         if rendered is None:
             continue
         spelled = re.search(rf"['\"]{effort}['\"]", template) is not None
-        usual = written and effort in _USUAL_EFFORTS
+        usual = written and effort in known
         if spelled or usual or (not written and rendered != unknown):
             found.append(effort)
     return tuple(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -20,9 +21,11 @@ def family_messages(source: str, turns: Sequence[Turn]) -> Iterator[list[dict[st
 
     One that reads only the first call of a turn (gpt-oss) gets a turn for each call, its result after it; and
     since it takes reasoning or text beside a call, not both, the text is then the end of the reasoning. One
-    that knows results as `tool_responses` and no turns of tools (Gemma 4) gets them so. Arguments are
-    objects, and then text.
+    that knows results as `tool_responses` and no turns of tools (Gemma 4) gets them so. One
+    that wants ids of nine letters and digits (Mistral) gets such. Arguments are objects, and then text.
     """
+    if "length != 9" in source or "length == 9" in source:
+        turns = tuple(map(_nine_characters, turns))
     if "tool_calls[0]" in source and "message.thinking" in source:
         turns = tuple(_one_call_each(turns))
     called = any(turn.tool_calls for turn in turns)
@@ -50,6 +53,16 @@ def _one_call_each(turns: Sequence[Turn]) -> Iterator[Turn]:
             yield replace(turn, content="", reasoning=thought, tool_calls=(call,))
             thought = ""
             yield from results.pop(call.id, ())
+
+
+def _nine_characters(turn: Turn) -> Turn:
+    def short(name: str) -> str:
+        return hashlib.sha256(name.encode()).hexdigest()[:9]
+
+    calls = tuple(replace(call, id=short(call.id)) for call in turn.tool_calls)
+    return replace(
+        turn, tool_calls=calls, tool_call_id=short(turn.tool_call_id) if turn.role == "tool" else ""
+    )
 
 
 def _with_responses(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:

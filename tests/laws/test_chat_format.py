@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -102,6 +103,7 @@ def test_families_of_messages_begin_in_a_header_and_skip_reasoning_by_one() -> N
     [
         (templates.EFFORT_WRITTEN, ("low", "medium", "high"), "xhigh", "Reasoning: high"),
         (templates.EFFORT_WRITTEN, ("low", "medium", "high"), "minimal", "Reasoning: low"),
+        ("{{ reasoning_strength }}" + templates.PLAIN, ("low", "medium", "high", "xhigh"), "max", "xhigh"),
         (templates.EFFORT_CHOSEN, ("low", "high"), "medium", "Be quick."),
         (templates.EFFORT_CHOSEN, ("low", "high"), "max", "Think hard."),
         (templates.EFFORT_CHOSEN, ("low", "high"), "none", "Be quick."),
@@ -163,6 +165,13 @@ def test_a_template_that_has_results_in_the_turn_that_asked_gets_them_there() ->
     assert text.startswith("[user|do||]" + expected)
     own = "{% if messages[0].role == 'tool' %}{% endif %}" + templates.RESPONSES
     assert "[tool|two||]" in _rendered(own, Conversation(TWICE))[0]
+
+
+def test_a_template_that_wants_short_ids_gets_them_and_they_still_fit() -> None:
+    text, _ = _rendered(templates.SHORT_IDS, Conversation(TWICE))
+    ids = re.findall(r"<(\w{9})>", text)
+    assert len(set(ids)) == 2
+    assert re.findall(r"<(\w{9})\|(\w+)>", text)[:2] == [(ids[0], "noop"), (ids[1], "other")]
 
 
 MIXED = (
