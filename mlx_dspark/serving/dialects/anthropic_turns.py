@@ -141,9 +141,7 @@ class _Turns:
                     calls.append(_call(block, place))
                 case _:
                     texts.append(_text(block, place))
-        self._done.append(
-            Turn("assistant", "".join(texts), "".join(thoughts), tuple(calls))
-        )
+        self._done.append(Turn("assistant", "".join(texts), "".join(thoughts), tuple(calls)))
         self._assistant = None
 
 
