@@ -375,6 +375,14 @@ def test_a_failure_after_the_stream_began_is_an_event(script: Played) -> None:
             stream.get_final_message()
 
 
+def test_the_model_is_listed(client: Anthropic) -> None:
+    (listed,) = client.models.list()
+    assert listed == client.models.retrieve("scripted")
+    assert (listed.id, listed.display_name, listed.type) == ("scripted", "scripted", "model")
+    assert listed.max_input_tokens == CONTEXT
+    assert listed.created_at.tzinfo
+
+
 def test_a_random_model_streams_what_it_says() -> None:
     with tiny_server() as url, Anthropic(base_url=url, api_key="none", max_retries=0) as client:
         asked: Any = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 12}
