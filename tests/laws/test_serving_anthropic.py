@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,10 @@ from anthropic import Anthropic
 from mlx_dspark.serving.dialects.anthropic_body import HARMLESS, UNSERVED
 from mlx_dspark.serving.dialects.anthropic_signature import SIGNATURE, carried, carrying
 from mlx_dspark.serving.guard import Rules
+from mlx_dspark.serving.streaming import Clock
 from tests.scripted import scripted_session
+from tests.scripted_engine import ScriptedEngine
+from tests.scripted_engine import scripted_session as engine_session
 from tests.tiny_server import tiny_server
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "anthropic"
@@ -358,6 +363,31 @@ def test_errors_have_the_statuses_that_clients_expect() -> None:
             session.close()
             with pytest.raises(anthropic.OverloadedError):
                 client.messages.create(**asked)
+
+
+def test_a_silent_stream_pings_and_a_full_queue_says_when_to_come_again() -> None:
+    engine = ScriptedEngine("Hello there.", max_rows=1)
+    engine.go.clear()
+    session = engine_session(engine)
+    with (
+        tiny_server(session, clock=Clock(keep_alive=0.1), queue=0) as url,
+        Anthropic(base_url=url, api_key="x", max_retries=0) as client,
+    ):
+        told: list[tuple[str, Any]] = []
+        waiting = threading.Thread(target=lambda: told.extend(_frames(url, _asked("text", stream=True))))
+        waiting.start()
+        while not httpx.get(f"{url}/health").json()["under_way"]:
+            time.sleep(0.01)
+        with pytest.raises(anthropic.RateLimitError) as raised:
+            client.messages.create(**_asked("text"))
+        assert int(raised.value.response.headers["retry-after"]) >= 1
+        time.sleep(0.5)
+        engine.go.set()
+        waiting.join()
+        kinds = [event for event, _ in told]
+        assert kinds.count("ping") >= 3
+        assert kinds[0] == "message_start"
+        assert kinds[-1] == "message_stop"
 
 
 def test_a_failure_after_the_stream_began_is_an_event(script: Played) -> None:
