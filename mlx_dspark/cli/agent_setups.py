@@ -65,7 +65,6 @@ def claude(server: Server) -> Setup:
         "ANTHROPIC_MODEL": server.model,
         "ANTHROPIC_SMALL_FAST_MODEL": server.model,
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(min(server.answer, server.context or server.answer)),
-        "ENABLE_TOOL_SEARCH": "false",
     }
     for tier in _TIERS:
         sets |= {

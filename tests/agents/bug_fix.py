@@ -33,13 +33,15 @@ _SECONDS = 120
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent's arguments, and how its model calls the tools that read, change and run."""
+    """An agent's arguments, and how its model calls the tools that read, change and run, after it called
+    `first`."""
 
     name: str
     arguments: Sequence[str]
     read: Callable[[str], str]
     edit: Callable[[str, str, str], str]
     run: Callable[[str], str]
+    first: Sequence[str] = ()
 
 
 def _call(name: str, **arguments: Any) -> str:
@@ -53,6 +55,7 @@ AGENTS = {
         lambda path: _call("Read", file_path=path),
         lambda path, old, new: _call("Edit", file_path=path, old_string=old, new_string=new),
         lambda command: _call("Bash", command=command, description="Run the check"),
+        first=[_call("ToolSearch", query="select:NotebookEdit")],
     ),
     "pi": Agent(
         "pi",
@@ -151,6 +154,7 @@ class _Script:
     def __init__(self, agent: Agent, file: str) -> None:
         self.summaries = 0
         self._steps = [
+            *agent.first,
             f"<think>\nWhat does it say?\n</think>\n\nI read it.\n{agent.read(file)}",
             f"The sign is wrong.\n{agent.edit(file, 'a - b', 'a + b')}",
             agent.run("python3 check.py"),

@@ -33,6 +33,11 @@ READ = {
     "input_schema": {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]},
 }
 CALL = '<tool_call>\n{"name": "Read", "arguments": {"path": "%s", "lines": [1, 2.5, null]}}\n</tool_call>'
+REFERRED = {
+    "type": "tool_result",
+    "tool_use_id": "t1",
+    "content": [{"type": "tool_reference", "tool_name": "Nope"}],
+}
 BROKEN = '<tool_call>\n{"name": "Read", "arguments": {"path": oh}}\n</tool_call> No.'
 CALLED = {"path": "a.py", "lines": [1, 2.5, None]}
 
@@ -223,7 +228,7 @@ def recorded(frames: list[tuple[str, Any]]) -> str:
         ("tools[0].type", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
         ("tools[0].input_schema", {"tools": [{"name": "bash"}]}),
         ("tools.strict", {"tools": [READ | {"strict": True}]}),
-        ("tools.defer_loading", {"tools": [READ | {"defer_loading": True}]}),
+        ("tool 'Nope'", {"messages": [{"role": "user", "content": [REFERRED]}]}),
         ("output_config.format", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}),
         ("output_config.effort", {"output_config": {"effort": "huge"}}),
         ("context_management", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
@@ -320,6 +325,31 @@ def test_thinking_comes_back_in_the_next_turn(client: Anthropic, script: Played,
 def test_what_is_no_signature_of_ours_carries_nothing(signature: str) -> None:
     assert carried(signature) == ""
     assert carried(carrying("Hm. ä\n")) == "Hm. ä\n"
+
+
+def test_a_deferred_tool_is_told_of_where_it_is_referred_to(client: Anthropic, script: Played) -> None:
+    """It is no part of the prompt's beginning, which therefore stays as it is; it can be called."""
+    search = READ | {"name": "Search"}
+    use = {"type": "tool_use", "id": "t1", "name": "Search", "input": {}}
+    found = REFERRED | {"content": [{"type": "tool_reference", "tool_name": "Read"}]}
+    first = _asked("two calls")["messages"]
+    told = [*first, {"role": "assistant", "content": [use]}, {"role": "user", "content": [found]}]
+    beginnings = []
+    for said in (first, told):
+        tools = [search, READ | {"defer_loading": True}]
+        answer = client.messages.create(**_asked("two calls", tools=tools, messages=said))
+        assert _plain(answer.content) == CASES["two calls"].blocks
+        beginnings.append(script.prompt.partition("</tools>")[0])
+        assert ("<functions>" in script.prompt) == (said is told)
+    assert beginnings[0] == beginnings[1]
+    assert '"Search"' in beginnings[0]
+    assert '"Read"' not in beginnings[0]
+    declared = script.prompt.partition("<function>")[2].partition("</function>")[0]
+    assert json.loads(declared) == {
+        "description": READ["description"],
+        "name": "Read",
+        "parameters": READ["input_schema"],
+    }
 
 
 def test_a_prompt_that_is_too_long_is_counted_and_refused_in_the_known_words(client: Anthropic) -> None:

@@ -54,7 +54,6 @@ UNSERVED: Mapping[str, Unserved] = MappingProxyType(
         "output_format": Unserved((), "Leave it out, and say in the prompt what to write."),
         "thread": Unserved(),
         "tools.allowed_callers": Unserved((["direct"],)),
-        "tools.defer_loading": Unserved((False,), "Leave it out; every tool is shown to the model."),
         "tools.input_examples": Unserved(([],), "Put examples into the tool's description."),
         "tools.strict": Unserved((False,), "Leave it out; the input is what the model writes."),
     }
@@ -88,12 +87,16 @@ class ToolChoice(Open):
 
 
 class ToolDeclared(Open):
-    """A tool that may be called; `input_schema` is a JSON schema."""
+    """A tool that may be called; `input_schema` is a JSON schema.
+
+    With `defer_loading` the model is told nothing of it until the result of a tool refers to it.
+    """
 
     type: StrictStr | None = None
     name: Annotated[str, Field(strict=True, min_length=1)]
     description: StrictStr | None = None
     input_schema: dict[str, Any] | None = None
+    defer_loading: StrictBool | None = None
 
 
 class MessagesBody(Open):
@@ -117,11 +120,12 @@ class MessagesBody(Open):
 def messages_ask(body: MessagesBody, defaults: Defaults) -> Ask:
     """The request of a body. Raises RequestError naming the field."""
     _check_tool_choice(body)
-    turns, left_out = turns_of(body.system, body.messages)
+    tools = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ()))
+    turns, left_out = turns_of(body.system, body.messages, tools)
     thinking = body.thinking
     conversation = Conversation(
         turns,
-        tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(body.tools or ())),
+        tools,
         body.tool_choice is None or body.tool_choice.type != "none",
         _thinks(thinking, defaults),
         (body.output_config and body.output_config.effort) or defaults.effort,
@@ -175,4 +179,4 @@ def _tool(tool: ToolDeclared, where: str) -> Tool:
         raise RequestError(
             f"{where}.input_schema is missing.", "Give the JSON schema of the tool's input.", field="tools"
         )
-    return Tool(tool.name, tool.description or "", tool.input_schema)
+    return Tool(tool.name, tool.description or "", tool.input_schema, not tool.defer_loading)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import StrictBool, StrictStr
 
-from mlx_dspark.foundation.chat import ToolUse, Turn
+from mlx_dspark.foundation.chat import Tool, ToolUse, Turn
 from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.serving.dialects.anthropic_signature import carried
@@ -20,6 +20,8 @@ from mlx_dspark.serving.dialects.fields import Open
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 """How the user's turn carries what the system says in between."""
+FUNCTION = "<functions>\n<function>{}</function>\n</functions>"
+"""How the result of a tool tells of a tool."""
 BILLING = "x-anthropic-billing-header:"
 """A block of the system prompt that begins so is meant for who counts, changes with every request, and is
 not shown to the model."""
@@ -44,6 +46,7 @@ class Block(Open):
     name: StrictStr | None = None
     input: dict[str, Any] | None = None
     tool_use_id: StrictStr | None = None
+    tool_name: StrictStr | None = None
     content: StrictStr | list[Block] | None = None
     is_error: StrictBool | None = None
 
@@ -56,10 +59,10 @@ class InMessage(Open):
 
 
 def turns_of(
-    system: str | Sequence[TextBlock] | None, messages: Sequence[InMessage]
+    system: str | Sequence[TextBlock] | None, messages: Sequence[InMessage], tools: Sequence[Tool] = ()
 ) -> tuple[tuple[Turn, ...], tuple[str, ...]]:
     """The turns, and the names of what was left out of them. Raises RequestError naming the field."""
-    turns = _Turns()
+    turns = _Turns(tools)
     turns.begin(system)
     for i, message in enumerate(messages):
         turns.take(message, f"messages[{i}]")
@@ -69,7 +72,8 @@ def turns_of(
 class _Turns:
     """Turns as the messages add up."""
 
-    def __init__(self) -> None:
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = {tool.name: tool for tool in tools}
         self._system: list[str] = []
         self._done: list[Turn] = []
         self._results: list[Turn] = []
@@ -110,7 +114,7 @@ class _Turns:
 
     def _user(self, block: Block, place: str, *, system: bool) -> None:
         if block.type == "tool_result" and not system:
-            self._results.append(_result(block, place))
+            self._results.append(self._result(block, place))
             return
         text = _text(block, place)
         if not system:
@@ -119,6 +123,29 @@ class _Turns:
             self._said.append(REMINDER.format(text))
         else:
             self._system.append(text)
+
+    def _result(self, block: Block, place: str) -> Turn:
+        """A tool's turn; templates have no place for `is_error`, so that its text says so."""
+        content = block.content or ""
+        if not isinstance(content, str):
+            parts = [self._part(part, f"{place}.content[{i}]") for i, part in enumerate(content)]
+            content = _BETWEEN.join(parts)
+        told = f"Error: {content}" if block.is_error else content
+        return Turn("tool", told, tool_call_id=_given(block.tool_use_id, f"{place}.tool_use_id"))
+
+    def _part(self, part: Block, place: str) -> str:
+        """A part of a result; a reference to a tool is the tool's declaration."""
+        if part.type != "tool_reference":
+            return _text(part, place)
+        tool = self._tools.get(_given(part.tool_name, f"{place}.tool_name"))
+        if tool is None:
+            raise RequestError(
+                f"{place} refers to the tool {brief(part.tool_name)}, which is not declared.",
+                "Declare it in tools.",
+                field="messages",
+            )
+        declared = {"description": tool.description, "name": tool.name, "parameters": tool.parameters}
+        return FUNCTION.format(json.dumps(declared, ensure_ascii=False))
 
     def _flush_user(self) -> None:
         self._done += self._results
@@ -153,15 +180,6 @@ def _text(block: Block, place: str) -> str:
             field="messages",
         )
     return _given(block.text, f"{place}.text")
-
-
-def _result(block: Block, place: str) -> Turn:
-    """A tool's turn; templates have no place for `is_error`, so that its text says so."""
-    content = block.content or ""
-    if not isinstance(content, str):
-        content = _BETWEEN.join(_text(part, f"{place}.content[{i}]") for i, part in enumerate(content))
-    told = f"Error: {content}" if block.is_error else content
-    return Turn("tool", told, tool_call_id=_given(block.tool_use_id, f"{place}.tool_use_id"))
 
 
 def _call(block: Block, place: str) -> ToolUse:
