@@ -9,7 +9,8 @@ The server is a process of its own, `mlx-dspark serve` with what stands after `-
 to its end must be the one its request gets alone. A cancel takes from when the client closes its connection
 to when the engine has let go of the request. Ends with an error when an answer differs, a request fails that
 should not, a bad body is not refused, a cancel at the 99th percentile takes longer than `--cancel-seconds`,
-or requests, connections, threads or memory are left over.
+or requests, connections, threads or memory are left over; with `--rate`, when the stream is slower than
+`--least-rate` of `generate`.
 """
 
 from __future__ import annotations
@@ -383,10 +384,9 @@ def run_rate(options: argparse.Namespace) -> int:
                     rates["streamed"].append(streamed)
     middle = {name: statistics.median(values) for name, values in rates.items()}
     ratio = statistics.median(s / g for s, g in zip(rates["streamed"], rates["generate"], strict=True))
-    print(
-        f"generate {middle['generate']:.1f} tok/s, streamed {middle['streamed']:.1f} tok/s, ratio {ratio:.3f}"
-    )
-    return 0
+    told = ", ".join(f"{name} {rate:.1f} tok/s" for name, rate in middle.items())
+    print(f"{told}, median ratio of the turns {ratio:.3f}")
+    return 0 if ratio >= options.least_rate else 1
 
 
 def streamed_rate(client: httpx.Client, url: str, prompt: str, tokens: int) -> float:
@@ -421,6 +421,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--memory-mb", type=float, default=100.0, help="most growth in the second half")
     parser.add_argument("--rate", action="store_true", help="compare rates in place of the soak")
     parser.add_argument("--mode", default="auto", help="who drafts, on both sides, with --rate")
+    parser.add_argument("--least-rate", type=float, default=0.97, help="lowest ratio to generate's rate")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--as-server", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("flags", nargs="*", help="flags of mlx-dspark serve, after --")

@@ -13,7 +13,7 @@ from mlx_dspark.chat.stops import TextStops
 from mlx_dspark.chat.template import encode_text
 from mlx_dspark.engine.stream import Stream
 from mlx_dspark.foundation.chat import Conversation
-from mlx_dspark.foundation.errors import ContextOverflow
+from mlx_dspark.foundation.errors import ContextOverflow, EngineLost
 from mlx_dspark.foundation.events import Prefilled, TokenLogprob
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.serving.answer import Answer, Reader, TextReader
@@ -116,6 +116,13 @@ class Model:
         self.pulse.expect(stream)
         read = [event.report for event in stream if isinstance(event, Prefilled)]
         return sum(report.landed_at - report.launched_at for report in read)
+
+    def close(self, seconds: float = 10.0) -> None:
+        """End the engine, once nobody waits for it any more. Raises EngineLost where it does not come to rest
+        in so long, since its thread cannot be ended then."""
+        if not self.engine.wait(seconds):
+            raise EngineLost("The engine does not come to rest.", "It may hang; end the process.")
+        self.session.close()
 
     def token_text(self, token: TokenLogprob) -> TokenText:
         """A token's log-probability with its text."""

@@ -71,7 +71,7 @@ def serve(
         finally:
             host.close()
             if not running.stuck:
-                loaded.model.session.close()
+                loaded.model.close()
     if running.fatal:
         raise EngineLost(running.fatal, "Start the server again; its log may say more.")
 

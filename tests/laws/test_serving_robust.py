@@ -385,6 +385,24 @@ def test_what_does_not_finish_in_time_is_told_that_the_server_ends() -> None:
         assert not ended
 
 
+def test_an_engine_that_does_not_come_to_rest_is_not_waited_for() -> None:
+    session, hangs, hang = tiny_session(), threading.Event(), threading.Event()
+    model = Model(session)
+
+    def check(_: int) -> bool:
+        hangs.set()
+        return hang.wait(60)
+
+    stream = model.engine.submit(GenerateRequest((5, 6), 4, stop_check=check))
+    assert hangs.wait(SOON)
+    stream.close()
+    with pytest.raises(EngineLost):
+        model.close(0.2)
+    hang.set()
+    model.close()
+    assert not model.engine.running
+
+
 def test_a_port_that_is_taken_is_told_before_a_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
