@@ -39,6 +39,7 @@ REFERRED = {
     "content": [{"type": "tool_reference", "tool_name": "Nope"}],
 }
 BROKEN = '<tool_call>\n{"name": "Read", "arguments": {"path": oh}}\n</tool_call> No.'
+UNCLOSED = '<tool_call>\n{"name": "Read", "arguments": {"path": "a.py"}, oops'
 CALLED = {"path": "a.py", "lines": [1, 2.5, None]}
 
 
@@ -106,6 +107,7 @@ CASES = {
         [_use(path="a.py"), _text((CALL % "a.py")[:62])],
         "max_tokens",
     ),
+    "a call broken at its end": Case(UNCLOSED, TOOLS, [_use(path="a.py"), _text(UNCLOSED)], "end_turn"),
     "a broken call": Case(BROKEN, TOOLS, [_use(), _text(BROKEN)], "end_turn"),
     "thinking cut off": Case("<think>\nabcdefgh", {"max_tokens": 10}, [_thinking("ab")], "max_tokens"),
 }
@@ -193,6 +195,23 @@ def _frames(url: str, body: Any) -> list[tuple[str, Any]]:
     assert raw.endswith("\n\n")
     pairs = [frame.split("\n", 1) for frame in raw[:-2].split("\n\n")]
     return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for event, data in pairs]
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.asked.get("tools")])
+def test_only_a_call_that_is_whole_has_arguments_that_can_be_read(url: str, name: str) -> None:
+    """Some clients run what they can read, whatever the reason to stop."""
+    told: dict[int, str] = {}
+    for _, data in _frames(url, _asked(name, stream=True)):
+        if data.get("content_block", {}).get("type") == "tool_use":
+            told[data["index"]] = ""
+        if data["type"] == "content_block_delta" and data["delta"]["type"] == "input_json_delta":
+            told[data["index"]] += data["delta"]["partial_json"]
+    for text in told.values():
+        if CASES[name].reason == "tool_use":
+            assert isinstance(json.loads(text), dict)
+        else:
+            with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+                json.loads(text)
 
 
 @pytest.mark.parametrize("name", ["thinking_and_a_call", "stop_sequence"])
