@@ -25,6 +25,7 @@ ROOT = HERE.parent.parent
 BIN = HERE / "node_modules" / ".bin"
 RECORDED = ROOT / "tests" / "golden" / "agents"
 DONE = "Mended: add adds now."
+STRAY = "stray.txt"
 _LONGEST = 40
 _SUMMARY, _TAIL = "Respond with plain text only", 3000
 """How Claude Code asks for a summary, near the end of the prompt."""
@@ -33,15 +34,15 @@ _SECONDS = 120
 
 @dataclass(frozen=True)
 class Agent:
-    """An agent's arguments, and how its model calls the tools that read, change and run, after it called
-    `first`."""
+    """An agent's arguments, and how its model calls the tools that read, change and run, and others that it
+    has."""
 
     name: str
     arguments: Sequence[str]
     read: Callable[[str], str]
     edit: Callable[[str, str, str], str]
     run: Callable[[str], str]
-    first: Sequence[str] = ()
+    others: Sequence[str] = ()
 
 
 def _call(name: str, **arguments: Any) -> str:
@@ -55,7 +56,7 @@ AGENTS = {
         lambda path: _call("Read", file_path=path),
         lambda path, old, new: _call("Edit", file_path=path, old_string=old, new_string=new),
         lambda command: _call("Bash", command=command, description="Run the check"),
-        first=[_call("ToolSearch", query="select:NotebookEdit")],
+        others=[_call("ToolSearch", query="select:NotebookEdit")],
     ),
     "pi": Agent(
         "pi",
@@ -115,8 +116,16 @@ class _Recorder:
             self._room = None
 
 
-def mend(agent: Agent, folder: Path, *, comments: int = 0, room: int | None = None) -> Outcome:
-    """Have an agent mend `folder/work/calc.py`, which it reads, changes and checks.
+def broken(agent: Agent) -> str:
+    """A call with whole arguments that breaks off behind them; run, it would leave the file STRAY."""
+    whole = agent.run(f'python3 -c \'open("{STRAY}", "w")\'')
+    return whole.replace("}\n</tool_call>", ", oops}\n</tool_call>")
+
+
+def mend(
+    agent: Agent, folder: Path, *, first: Sequence[str] = (), comments: int = 0, room: int | None = None
+) -> Outcome:
+    """Have an agent mend `folder/work/calc.py`, which it reads, changes and checks, after it said `first`.
 
     The file begins with so many lines of comments; the model's context ends `room` tokens after the first
     prompt.
@@ -127,7 +136,7 @@ def mend(agent: Agent, folder: Path, *, comments: int = 0, room: int | None = No
     file = work / "calc.py"
     file.write_text("# This line says nothing.\n" * comments + "def add(a, b):\n    return a - b\n")
     (work / "check.py").write_text("from calc import add\n\nassert add(2, 3) == 5\nprint('all is well')\n")
-    script = _Script(agent, str(file))
+    script = _Script(agent, first, str(file))
     outcome = Outcome(subprocess.CompletedProcess([], 0), "")
     with (
         tiny_host(scripted_session(script)) as host,
@@ -151,10 +160,10 @@ def mend(agent: Agent, folder: Path, *, comments: int = 0, room: int | None = No
 class _Script:
     """The model: one step after the other, and a summary where one is asked for."""
 
-    def __init__(self, agent: Agent, file: str) -> None:
+    def __init__(self, agent: Agent, first: Sequence[str], file: str) -> None:
         self.summaries = 0
         self._steps = [
-            *agent.first,
+            *first,
             f"<think>\nWhat does it say?\n</think>\n\nI read it.\n{agent.read(file)}",
             f"The sign is wrong.\n{agent.edit(file, 'a - b', 'a + b')}",
             agent.run("python3 check.py"),

@@ -9,14 +9,14 @@ import json
 import tempfile
 from pathlib import Path
 
-from tests.agents.bug_fix import AGENTS, RECORDED, mend, scrubbed
+from tests.agents.bug_fix import AGENTS, RECORDED, broken, mend, scrubbed
 
 
 def main() -> None:
     """Run every agent once."""
     for agent in AGENTS.values():
         with tempfile.TemporaryDirectory() as folder:
-            outcome = mend(agent, Path(folder))
+            outcome = mend(agent, Path(folder), first=[*agent.others, broken(agent)])
         assert outcome.done.returncode == 0, outcome.done.stderr
         bodies = [scrubbed(body) for body in outcome.asked]
         RECORDED.mkdir(exist_ok=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.agents.bug_fix import AGENTS, DONE, RECORDED, mend, missing, names
+from tests.agents.bug_fix import AGENTS, DONE, RECORDED, broken, mend, missing, names
 from tests.scripted import scripted_session
 from tests.tiny_server import tiny_server
 
@@ -21,14 +20,16 @@ UNHEEDED = {"effort"}
 
 
 @pytest.mark.parametrize("name", AGENTS)
-def test_an_agent_mends_a_bug(name: str, tmp_path: Path) -> None:
+def test_an_agent_mends_a_bug_and_runs_no_call_that_broke_off(name: str, tmp_path: Path) -> None:
     assert not missing(), missing()
-    outcome = mend(AGENTS[name], tmp_path)
+    agent = AGENTS[name]
+    outcome = mend(agent, tmp_path, first=[*agent.others, broken(agent)])
     told = f"{outcome.done.stdout}\n{outcome.done.stderr}"
     assert outcome.done.returncode == 0, told
     assert DONE in outcome.done.stdout, told
     assert "a + b" in outcome.code
     assert {*outcome.statuses} == {200}
+    assert sorted(path.name for path in (tmp_path / "work").glob("*.*")) == ["calc.py", "check.py"]
     recorded = json.loads((RECORDED / f"{name}.json").read_text())
     new = names(outcome.asked) - names(recorded)
     assert not new, "the agent sends what is not on record: python -m tests.agents.record"
@@ -37,7 +38,7 @@ def test_an_agent_mends_a_bug(name: str, tmp_path: Path) -> None:
 def test_claude_code_compacts_when_it_is_told_that_a_prompt_is_too_long(tmp_path: Path) -> None:
     """What it read does not fit; a summary of it, which it asks for without its tools, just does."""
     assert not missing(), missing()
-    outcome = mend(replace(AGENTS["claude"], first=()), tmp_path, comments=450, room=ROOM)
+    outcome = mend(AGENTS["claude"], tmp_path, comments=450, room=ROOM)
     told = f"{outcome.done.stdout}\n{outcome.done.stderr}"
     assert sorted(outcome.statuses)[-2:] == [200, 400], told
     assert outcome.summaries == 1
