@@ -42,7 +42,6 @@ class MessageEncoder(Encoder):
         self._index = -1
         self._open = ""
         self._hidden = ""
-        self._last = ""
 
     def begin(self) -> Sequence[Frame]:
         message = {
@@ -68,11 +67,9 @@ class MessageEncoder(Encoder):
                 call = {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
                 return [*self._closed(), *self._begun("tool_use", call)]
             case ToolCallArguments():
-                return self._arguments(event.text)
+                return [self._delta("input_json_delta", partial_json=event.text)]
             case ToolCallEnded():
-                last = [self._delta("input_json_delta", partial_json=self._last)] if event.complete else []
-                self._last = ""
-                return [*last, *self._closed()]
+                return self._closed()
             case Ended():
                 return [*self._closed(), self._stopped(event)]
             case _:
@@ -111,12 +108,6 @@ class MessageEncoder(Encoder):
             return [*begun, self._delta("thinking_delta", thinking=text)]
         self._hidden += text
         return begun
-
-    def _arguments(self, text: str) -> Sequence[Frame]:
-        """The last character waits for the end of the call: without it, none that breaks off can be run."""
-        text = self._last + text
-        more, self._last = text[:-1], text[-1:]
-        return [self._delta("input_json_delta", partial_json=more)] if more else []
 
     def _begun(self, kind: str, block: Mapping[str, Any]) -> Sequence[Frame]:
         """What lets a block of this kind be open."""
