@@ -51,6 +51,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "one stop": {"stop": "a"},
     "logprobs": {"logprobs": True, "top_logprobs": 3},
     "bare logprobs": {**DRAWN, "logprobs": True},
+    "ended at once, with logprobs": {"logprobs": True, "logit_bias": {"2": 100}},
     "several": {**DRAWN, "n": 3},
     "several, stopped, with logprobs": {**DRAWN, "n": 2, "stop": ["e"], "logprobs": True},
 }

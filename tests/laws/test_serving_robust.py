@@ -389,7 +389,7 @@ def test_an_engine_that_does_not_come_to_rest_is_not_waited_for() -> None:
     session, hangs, hang = tiny_session(), threading.Event(), threading.Event()
     model = Model(session)
 
-    def check(_: int) -> bool:
+    def check(token: int) -> bool:
         hangs.set()
         return hang.wait(60)
 
