@@ -16,6 +16,7 @@ comma := ,
 empty :=
 RUN_EXTRAS := $(if $(EXTRA),[$(EXTRA)],)
 DEV_EXTRAS := [$(if $(EXTRA),$(EXTRA)$(comma),)dev]
+AGENTS := tests/agents/node_modules/.package-lock.json
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: demo test check lint types layers format clean
@@ -23,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 demo: $(VENV)/.run-$(BACKEND)
 	$(BIN)/mlx-dspark demo
 
-test: $(VENV)/.dev-$(BACKEND)
+test: $(VENV)/.dev-$(BACKEND) $(AGENTS)
 	@command -v c++ > /dev/null || $(PIP) install --quiet 'ziglang>=0.13'
 	$(BIN)/python -m pytest
 
@@ -56,5 +57,9 @@ $(VENV)/.dev-$(BACKEND): pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --quiet --editable '.$(DEV_EXTRAS)'
 	@touch $@ $(VENV)/.run-$(BACKEND)
 
+$(AGENTS): tests/agents/package-lock.json
+	@command -v npm > /dev/null && npm ci --prefix tests/agents --no-audit --no-fund --loglevel=error || \
+	  echo "Without npm (it comes with Node) the tests of coding agents fail." >&2
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) tests/agents/node_modules .pytest_cache .ruff_cache .hypothesis build dist

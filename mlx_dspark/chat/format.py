@@ -89,7 +89,7 @@ class ChatFormat:
 
     def _applied(self, conversation: Conversation, variables: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
         """The rendered text and its ids, of the first form of the conversation that the template takes."""
-        turns, tools = conversation.turns, conversation.callable
+        turns, tools = conversation.turns, conversation.shown
         if not self.facts.knows_tools:
             turns, tools = flattened(turns, tools), ()
         declared = template_tools(tools)

@@ -20,7 +20,8 @@ class JsonText:
     """Reads a value character by character; `begun` is what was read of it already.
 
     Control characters that stand bare in a string, which JSON forbids and models write, are escaped. `taken`
-    gives the text since the last call; all of it, joined, is valid JSON once `done`.
+    gives the text since the last call, of which a number or a word comes whole; all of it, joined, is the
+    beginning of valid JSON, and valid JSON once `done`.
     """
 
     def __init__(self, begun: str = "") -> None:
@@ -159,10 +160,11 @@ class JsonText:
             self._end_scalar()
             return at
         self._scalar += run.group()
-        return self._keep(run.group(), run.end())
+        return run.end()
 
     def _end_scalar(self) -> None:
         if _WHOLE_SCALAR.fullmatch(self._scalar):
+            self._keep(self._scalar, 0)
             self._end_value()
         else:
             self.failed = True

@@ -15,7 +15,8 @@ class Section:
     """Runs one script over the text after `opened`.
 
     `closed` once the section is over; `called` when calls were all that it held. What is not a complete call
-    of a declared tool is given back as text, the mark that opened the section included.
+    of a declared tool is given back as text, the mark that opened the section included. The last character of
+    a call's arguments waits for the end of the call: without it, none that breaks off can be run.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Section:
         self._events: list[CallEvent] = []
         self._muted = False
         self._open: int | None = None
+        self._tail = ""
         self._ask: Ask | None = None
         self._advance(None)
 
@@ -56,6 +58,11 @@ class Section:
 
     def _stream(self, ask: Ask) -> None:
         if isinstance(ask, Json) and ask.streamed and self._open is not None and (piece := ask.taken()):
+            piece, self._tail = (self._tail + piece)[:-1], piece[-1]
+            self._tell(piece)
+
+    def _tell(self, piece: str) -> None:
+        if piece and self._open is not None:
             self._events.append(ToolCallArguments(self._open, piece))
 
     def _advance(self, value: object) -> None:
@@ -99,9 +106,11 @@ class Section:
         self._events.append(ToolCallBegan(self._open, self._new_id(), name))
 
     def _end(self, *, complete: bool) -> None:
+        if complete:
+            self._tell(self._tail)
         if self._open is not None:
             self._events.append(ToolCallEnded(self._open, complete))
-        self._open = None
+        self._open, self._tail = None, ""
         if complete:
             self._source.clear()
 

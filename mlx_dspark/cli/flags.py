@@ -30,11 +30,13 @@ def with_flags(
     *sections: type[Settings],
     without: Sequence[str] = (),
     positional: Sequence[str] = (),
+    rest: str = "",
 ) -> Callable[..., int]:
     """A command that takes the knobs of `sections` as flags and hands `run` one object per section.
 
     `without` names the knobs that this command has no use for; they keep their defaults. Those named in
-    `positional` may be given without their flags, in this order.
+    `positional` may be given without their flags, in this order. `rest` is the help of all other words, which
+    `run` gets as `rest`; where it is empty there may be none.
     """
     shown = [(section, knob) for section in sections for knob in section.knobs() if knob.name not in without]
 
@@ -50,7 +52,7 @@ def with_flags(
             )
             for section in sections
         ]
-        return run(*values)
+        return run(*values, rest=unnamed) if rest else run(*values)
 
     groups = {section: Group(section.group, sort_key=order) for order, section in enumerate(sections)}
     parameters = [_parameter(knob, groups[section]) for section, knob in shown]
@@ -59,6 +61,10 @@ def with_flags(
         *(parameter.replace(kind=_EITHER) for parameter in first.values()),
         *(parameter for parameter in parameters if parameter.name not in first),
     ]
+    if rest:
+        described = Annotated[str, Parameter(help=rest)]
+        words = inspect.Parameter("rest", inspect.Parameter.VAR_POSITIONAL, annotation=described)
+        parameters = [words, *parameters]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {each.name: each.annotation for each in parameters}
     command.__name__ = run.__name__

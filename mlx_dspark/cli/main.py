@@ -20,6 +20,7 @@ from mlx_dspark.cli.mistakes import explained
 from mlx_dspark.cli.ranks import follows, refuse_ranks, report
 from mlx_dspark.cli.show import Progress, note, noted_warnings
 from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
+from mlx_dspark.foundation.agent_settings import ConnectSettings, LaunchSettings
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
@@ -49,6 +50,7 @@ ACCEPT_LENGTH = (
 )
 
 _EPILOGUE = 'mlx-dspark --prompt "..." is short for generate. `mlx-dspark COMMAND --help` lists its flags.'
+_FOR_THE_AGENT = "What the agent gets; put -- in front of its own flags."
 _FLAGS_EPILOGUE = (
     "The flags of model and answer can be set in the environment: MLX_DSPARK_MODEL for --model, and so on. "
     f"{ACCEPT_LENGTH}"
@@ -104,14 +106,23 @@ def _strays(command: str) -> list[str]:
     unread = () if command == "serve" else (ONE_ANSWER,)
     if command in NAME_THE_MODEL:
         unread = (*unread, "model")
-    return stray_variables(unused=unread, also=[knob.env for knob in ServeSettings.knobs()])
+    return stray_variables(
+        unused=unread,
+        also=[knob.env for section in (ServeSettings, ConnectSettings) for knob in section.knobs()],
+    )
 
 
 def _joined(tokens: Sequence[str]) -> list[str]:
     """The same command line with `--flag -` as `--flag=-`: cyclopts takes a lone dash for another option."""
     joined: list[str] = []
     for token in tokens:
-        if token == "-" and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+        if (
+            token == "-"
+            and "--" not in joined
+            and joined
+            and joined[-1].startswith("--")
+            and "=" not in joined[-1]
+        ):
             joined[-1] += "=-"
         else:
             joined.append(token)
@@ -120,6 +131,7 @@ def _joined(tokens: Sequence[str]) -> list[str]:
 
 def build_app() -> App:
     """Every command with its flags. Nothing heavy is imported until a command runs."""
+    from mlx_dspark.cli.agents import claude, opencode, pi
     from mlx_dspark.cli.benchmark import benchmark
     from mlx_dspark.cli.calibrate import calibrate
     from mlx_dspark.cli.chat import chat
@@ -158,6 +170,9 @@ def build_app() -> App:
     }
     for name, command in with_settings.items():
         app.command(command, name=name, help_epilogue=_FLAGS_EPILOGUE)
+    for agent in (claude, pi, opencode):
+        launching = with_flags(agent, ConnectSettings, LaunchSettings, rest=_FOR_THE_AGENT)
+        app.command(launching, name=agent.__name__, help_epilogue="")
     app.command(with_flags(train, TrainSettings), name="train", help_epilogue="")
     looking = with_flags(inspect, InspectSettings, positional=("thing",))
     app.command(looking, name="inspect", help_epilogue="")

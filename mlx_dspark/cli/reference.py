@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from mlx_dspark.cli.flags import negative_of
 from mlx_dspark.cli.main import ACCEPT_LENGTH, ONE_ANSWER
+from mlx_dspark.foundation.agent_settings import ConnectSettings, LaunchSettings
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
@@ -26,7 +27,9 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 |---|---|
 | `mlx-dspark generate` | answers one prompt; also the bare form `mlx-dspark --prompt "..."` |
 | `mlx-dspark chat` | holds a conversation; Ctrl-C stops the answer, Ctrl-D leaves, `/help` lists the rest |
-| `mlx-dspark serve` | answers over HTTP, as OpenAI's API does ([how](../serving.md)) |
+| `mlx-dspark serve` | answers over HTTP, as the APIs of OpenAI and Anthropic do ([how](../serving.md)) |
+| `mlx-dspark claude` | starts Claude Code on a running server ([how](../agents.md)) |
+| `mlx-dspark pi`, `mlx-dspark opencode` | starts pi, or OpenCode, in the same way |
 | `mlx-dspark export MODEL DIR` | writes a model as a standard MLX model folder |
 | `mlx-dspark demo` | answers a prompt, then races plain against speculative decoding on it |
 | `mlx-dspark benchmark` | measures every way to draft against plain decoding ([how](../benchmark.md)) |
@@ -79,6 +82,8 @@ _TAKEN_BY = {
         "and `--max-draft`)"
     ),
     GenerateSettings: "`generate`, `chat` (there without `--logprobs` and `--chat-template`)",
+    ConnectSettings: "`claude`, `pi`, `opencode`",
+    LaunchSettings: "`claude`, `pi`, `opencode`",
     CalibrateSettings: "`calibrate`",
     BenchmarkSettings: "`benchmark`",
     RaceSettings: "`race`",

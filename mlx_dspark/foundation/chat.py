@@ -17,11 +17,13 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is the JSON schema of its arguments object."""
+    """A function that the model may call; `parameters` is the JSON schema of its arguments object. With
+    `shown` False it is left out of what the model is told at first: the conversation itself tells of it."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    shown: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +70,8 @@ class Conversation:
     def callable(self) -> tuple[Tool, ...]:
         """The tools that may be called."""
         return self.tools if self.use_tools else ()
+
+    @property
+    def shown(self) -> tuple[Tool, ...]:
+        """The tools that the model is told of at first."""
+        return tuple(tool for tool in self.callable if tool.shown)

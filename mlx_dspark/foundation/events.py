@@ -153,7 +153,7 @@ class ToolCallEnded:
     """The call's arguments are complete.
 
     `complete` False: the call broke off, by its syntax or by the end of the answer. It must not be run, its
-    arguments are a piece of JSON at most, and its source follows as Text, so that nothing is lost.
+    arguments are less than a JSON object, and its source follows as Text, so that nothing is lost.
     """
 
     index: int

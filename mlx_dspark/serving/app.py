@@ -65,13 +65,19 @@ def add_dialect(app: FastAPI, host: Host, dialect: Dialect) -> None:
     async def answer(body: Any) -> Response:
         return await host.answer(dialect, body)
 
-    answer.__annotations__ = {"body": dialect.body, "return": Response}
+    async def count(body: Any) -> Response:
+        tokens = dialect.counted(await host.count(dialect, body))
+        return Response(json_bytes(tokens), media_type="application/json")
+
     answer.__doc__ = dialect.__doc__
-    for path in dialect.paths:
-        name = path.strip("/").replace("/", "_")
-        app.add_api_route(
-            path, answer, methods=["POST"], name=name, response_model=None, responses=dict(_ERRORS)
-        )
+    count.__doc__ = "The tokens that the prompt of such a body has."
+    for route, paths in ((answer, dialect.paths), (count, dialect.counting)):
+        route.__annotations__ = {"body": dialect.body, "return": Response}
+        for path in paths:
+            name = path.strip("/").replace("/", "_")
+            app.add_api_route(
+                path, route, methods=["POST"], name=name, response_model=None, responses=dict(_ERRORS)
+            )
 
 
 def _add_health(app: FastAPI, host: Host, rules: Rules) -> None:
@@ -93,9 +99,10 @@ async def _failed(request: Request, error: Exception) -> Response:
     fault = _fault(error)
     if fault.kind == "server":
         LOG.error("%s %s failed: %r", request.method, request.url.path, error, exc_info=error)
-    log_event("refused", method=request.method, path=request.url.path, status=fault.code, field=fault.field)
-    body = dialect_of(request.url.path).error(fault)
-    return Response(json_bytes(body), fault.code, dict(fault.headers), media_type="application/json")
+    dialect = dialect_of(request.url.path)
+    body, status = json_bytes(dialect.error(fault)), dialect.status(fault)
+    log_event("refused", method=request.method, path=request.url.path, status=status, field=fault.field)
+    return Response(body, status, dict(fault.headers), media_type="application/json")
 
 
 def _fault(error: Exception) -> Fault:

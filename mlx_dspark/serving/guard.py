@@ -244,8 +244,10 @@ async def _preflight(headers: Headers, send: Send) -> None:
 
 async def _answer(send: Send, scope: Any, fault: Fault) -> None:
     path = scope["path"]
-    log_event("refused", method=scope["method"], path=path, status=fault.code, field=fault.field)
-    await send_json(send, fault.code, dialect_of(path).error(fault), fault.headers)
+    dialect = dialect_of(path)
+    status = dialect.status(fault)
+    log_event("refused", method=scope["method"], path=path, status=status, field=fault.field)
+    await send_json(send, status, dialect.error(fault), fault.headers)
 
 
 def _replayed(body: bytes, receive: Receive) -> Callable[[], Any]:

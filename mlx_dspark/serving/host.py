@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.foundation.errors import ContextOverflow, DsparkError
 from mlx_dspark.serving.ask import Ask, Defaults
 from mlx_dspark.serving.dialects.base import About, Dialect
 from mlx_dspark.serving.faults import Refused, refused
@@ -95,6 +95,7 @@ class Host:
                 "mode": model.session.mode,
                 "context_window": model.context,
                 "max_batch": model.engine.max_rows,
+                "max_output_tokens": self.defaults.max_tokens_cap,
             }
         return told
 
@@ -115,6 +116,15 @@ class Host:
         finally:
             self.gate.leave(ask.choices)
         return model, prompts
+
+    async def count(self, dialect: Dialect, body: object) -> int:
+        """The tokens that the prompt of a checked body has, be they too many or not. Raises what refuses
+        it."""
+        try:
+            _, prompts = await self.render(dialect.decode(body, self.defaults))
+        except ContextOverflow as error:
+            return error.prompt_tokens
+        return sum(len(prompt.ids) for prompt in prompts)
 
     async def answer(self, dialect: Dialect, body: object) -> Answering:
         """The response to a checked body. Raises what refuses it."""

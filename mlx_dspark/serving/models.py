@@ -1,8 +1,12 @@
-"""`/v1/models`: the one model that is loaded. https://platform.openai.com/docs/api-reference/models"""
+"""`/v1/models`: the one model that is loaded, with the fields of both protocols.
+
+https://platform.openai.com/docs/api-reference/models, https://platform.claude.com/docs/en/api/models-list
+"""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,7 +25,9 @@ def add_models(app: FastAPI, host: Host) -> None:
 
     async def models() -> Response:
         """The loaded model, or none."""
-        return _json({"object": "list", "data": listed(host, created)})
+        data = listed(host, created)
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {}
+        return _json({"object": "list", "data": data, "has_more": False, **ends})
 
     async def model(name: str) -> Response:
         """The loaded model, by its name."""
@@ -40,10 +46,15 @@ def listed(host: Host, created: int) -> list[dict[str, Any]]:
     """What is told of each model."""
     if host.model is None:
         return []
-    context = host.model.context or None
+    context, name = host.model.context or None, host.model.session.name
     return [
         {
-            "id": host.model.session.name,
+            "id": name,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
+            "max_input_tokens": context,
+            "max_tokens": host.defaults.max_tokens_cap,
             "object": "model",
             "created": created,
             "owned_by": "mlx-dspark",

@@ -122,7 +122,7 @@ class Answering(Response):
             status, body, headers = 200, self._encoder.fold(kept.frames), {}
         except Exception as error:  # noqa: BLE001
             self._error, fault = error, fault_of(error)
-            status, body, headers = fault.code, self._dialect.error(fault), fault.headers
+            status, body, headers = self._dialect.status(fault), self._dialect.error(fault), fault.headers
         await send_json(send, status, body, headers)
 
     async def _pump(self, sink: Sink) -> None:

@@ -95,7 +95,7 @@ def test_a_call_that_breaks_off_is_marked_and_comes_back_as_text() -> None:
     events = HERMES.parse([text])
     assert events[1:4] == [
         ToolCallBegan(0, "call_0", "get_weather"),
-        ToolCallArguments(0, '{"city": "a" '),
+        ToolCallArguments(0, '{"city": "a"'),
         ToolCallEnded(0, complete=False),
     ]
     answer = ChatAnswer.fold(events)

@@ -22,9 +22,13 @@ SECTIONS = (LoadSettings, GenerateSettings, AskSettings)
 KNOBS = [knob for section in SECTIONS for knob in section.knobs()]
 FLAGS = [knob for knob in KNOBS if knob.name != ONE_ANSWER]
 COMMANDS = (
-    *("benchmark", "calibrate", "chat", "demo", "doctor", "export", "generate"),
-    *("inspect", "models", "pull", "race", "rm", "serve", "train"),
+    *("benchmark", "calibrate", "chat", "claude", "demo", "doctor", "export", "generate"),
+    *("inspect", "models", "opencode", "pi", "pull", "race", "rm", "serve", "train"),
 )
+WITHOUT_MODEL = (
+    *("claude", "doctor", "export", "inspect", "models", "opencode", "pi", "pull", "rm", "train"),
+)
+"""The commands that load no model as the settings say."""
 
 
 @pytest.fixture(autouse=True)
@@ -254,7 +258,7 @@ def test_help_speaks_of_the_environment_where_it_is_read(
 ) -> None:
     assert run([command, "--help"]) == 0
     shown = capsys.readouterr().out
-    has_settings = command not in ("doctor", "export", "inspect", "models", "pull", "rm", "train")
+    has_settings = command not in WITHOUT_MODEL
     assert ("MLX_DSPARK_MODEL" in shown) == ("Accept length:" in shown) == has_settings
 
 

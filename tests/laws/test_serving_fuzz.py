@@ -27,6 +27,7 @@ from tests.tiny_server import tiny_session
 GOOD = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/completions": {"prompt": "Hi", "max_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
 }
 HOST = "testserver"
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
@@ -85,10 +86,12 @@ VALUES = st.recursive(
 
 def fields_of(path: str) -> list[str]:
     """Every name of a body's protocol, those that are not served among them."""
-    from mlx_dspark.serving.dialects import openai_body, openai_chat_body, openai_text
+    from mlx_dspark.serving.dialects import anthropic_body, openai_body, openai_chat_body, openai_text
 
     dialect = next(each for each in DIALECTS if path in each.paths)
     unserved = [*openai_text.UNSERVED, *openai_body.HARMLESS, *openai_chat_body.CHAT_UNSERVED]
+    if path == "/v1/messages":
+        unserved = [*anthropic_body.UNSERVED, *anthropic_body.HARMLESS]
     return [*dialect.body.model_fields, *(name for name in unserved if "." not in name), "unknown"]
 
 
@@ -104,10 +107,37 @@ def bodies(draw: st.DrawFn, path: str) -> Any:
     return body
 
 
+def _object(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """An object with some of these fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+_KINDS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "text", "text")
+_TEXTS = st.text(max_size=5) | SCALARS
+BLOCKS = st.builds(
+    lambda kind, rest: {"type": kind, **rest},
+    st.sampled_from(_KINDS),
+    _object(
+        text=_TEXTS,
+        thinking=_TEXTS,
+        signature=_TEXTS,
+        id=_TEXTS,
+        name=_TEXTS,
+        input=VALUES | st.dictionaries(st.text(max_size=3), VALUES, max_size=2),
+        tool_use_id=_TEXTS,
+        content=VALUES,
+        is_error=st.booleans() | SCALARS,
+    ),
+)
+"""Blocks of Anthropic's messages, few of them whole."""
+TOOLS = _object(name=_TEXTS, type=SCALARS, description=_TEXTS, input_schema=VALUES)
+
+
 def _near(name: str) -> st.SearchStrategy[Any]:
     """Values of the right shape with something wrong inside."""
+    roles = st.sampled_from(["user", "assistant", "tool", "system", "robot"])
     message = st.fixed_dictionaries(
-        {"role": st.sampled_from(["user", "assistant", "tool", "system", "robot"]), "content": VALUES},
+        {"role": roles, "content": VALUES | st.lists(BLOCKS, max_size=3)},
         optional={
             "tool_calls": VALUES,
             "tool_call_id": SCALARS,
@@ -116,7 +146,7 @@ def _near(name: str) -> st.SearchStrategy[Any]:
         },
     )
     function = st.fixed_dictionaries({"name": SCALARS}, optional={"parameters": VALUES, "strict": SCALARS})
-    tool = st.fixed_dictionaries({"type": st.just("function"), "function": function})
+    tool = st.fixed_dictionaries({"type": st.just("function"), "function": function}) | TOOLS
     variables = st.sampled_from(["enable_thinking", "messages", "x"])
     shapes: dict[str, st.SearchStrategy[Any]] = {
         "messages": st.lists(message, max_size=4),
@@ -124,7 +154,12 @@ def _near(name: str) -> st.SearchStrategy[Any]:
         "prompt": st.lists(st.integers(-2, 500) | st.text(max_size=5), max_size=5),
         "logit_bias": st.dictionaries(st.integers(-5, 400).map(str), st.floats(), max_size=3),
         "stop": st.lists(st.text(max_size=3), max_size=20),
+        "stop_sequences": st.lists(st.text(max_size=3), max_size=20),
         "chat_template_kwargs": st.dictionaries(variables, VALUES),
+        "system": st.lists(BLOCKS, max_size=2),
+        "thinking": _object(type=SCALARS, budget_tokens=SCALARS, display=SCALARS),
+        "tool_choice": _object(type=SCALARS, name=SCALARS, disable_parallel_tool_use=SCALARS),
+        "output_config": _object(effort=SCALARS, format=VALUES),
     }
     return shapes.get(name, st.integers(-3, 3) | st.floats(-3, 3) | st.sampled_from(["auto", "none", "low"]))
 
@@ -146,7 +181,7 @@ def test_bad_bodies_are_refused_and_the_next_good_one_is_answered(ask: Asker, pa
             assert told.status_code == 400
             assert error["message"]
         elif not (isinstance(body, dict) and body.get("stream")):
-            assert json.loads(told.text, parse_constant=pytest.fail)["choices"]
+            assert json.loads(told.text, parse_constant=pytest.fail)["x_mlx_dspark"]
 
     check()
     assert ask(path, json.dumps(GOOD[path]).encode()).status_code == 200

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from mlx_dspark.serving.dialects.anthropic import AnthropicMessages
 from mlx_dspark.serving.dialects.base import Dialect
 from mlx_dspark.serving.dialects.openai import OpenAIChat
 from mlx_dspark.serving.dialects.openai_text import OpenAIText
 
-DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), OpenAIText())
+DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), OpenAIText(), AnthropicMessages())
 """Every way to ask; the first one words the errors of routes that are nobody's."""
 
 
 def dialect_of(path: str) -> Dialect:
     """Whose route a path is."""
-    return next((dialect for dialect in DIALECTS if path.rstrip("/") in dialect.paths), DIALECTS[0])
+    path = path.rstrip("/")
+    return next((each for each in DIALECTS if path in (*each.paths, *each.counting)), DIALECTS[0])

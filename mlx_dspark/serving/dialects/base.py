@@ -77,10 +77,14 @@ class Encoder(ABC):
 
 
 class Dialect(ABC):
-    """One way to ask and to be answered. It has the routes `paths`, and `body` is what it takes there."""
+    """One way to ask and to be answered. It has the routes `paths`, and `body` is what it takes there.
+
+    `counting` are its routes that only count the tokens of a prompt.
+    """
 
     paths: tuple[str, ...]
     body: type[BaseModel]
+    counting: tuple[str, ...] = ()
 
     @abstractmethod
     def decode(self, body: Any, defaults: Defaults) -> Ask:
@@ -93,3 +97,11 @@ class Dialect(ABC):
     @abstractmethod
     def error(self, fault: Fault) -> dict[str, Any]:
         """The body of an error."""
+
+    def status(self, fault: Fault) -> int:
+        """The HTTP status of an error."""
+        return fault.code
+
+    def counted(self, tokens: int) -> dict[str, Any]:
+        """The body that tells how many tokens a prompt has."""
+        return {"input_tokens": tokens}

@@ -4,12 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
 
 from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.numbers import brief
+
+Real = StrictFloat | StrictInt
+Count = Annotated[int, Field(strict=True, ge=0)]
+MOST_STOPS = 16
+_LONGEST_STOP = 1000
+
+
+class Open(BaseModel):
+    """A body whose unknown names are kept, to be reported."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def checked_stops(stops: Sequence[str], name: str) -> tuple[str, ...]:
+    """The stop strings of a body. Raises RequestError naming their field."""
+    if len(stops) > MOST_STOPS or any(len(each) > _LONGEST_STOP for each in stops):
+        raise RequestError(
+            f"{name} has {len(stops)} texts, the longest of {max(map(len, stops))} characters.",
+            f"Give up to {MOST_STOPS} of up to {_LONGEST_STOP} characters.",
+            field=name,
+        )
+    if not all(stops):
+        raise RequestError(
+            f"{name} holds an empty text.", "Give stop strings of at least one character.", field=name
+        )
+    return tuple(stops)
 
 
 @dataclass(frozen=True)

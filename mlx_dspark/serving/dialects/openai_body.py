@@ -9,19 +9,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr
+from pydantic import Field, StrictBool, StrictInt, StrictStr
 
-from mlx_dspark.chat.stops import StopFinder
 from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.serving.ask import Ask, Defaults
-from mlx_dspark.serving.dialects.fields import Unserved, unknown_fields
-
-Real = StrictFloat | StrictInt
-Count = Annotated[int, Field(strict=True, ge=0)]
-MOST_STOPS = 16
-_LONGEST_STOP = 1000
+from mlx_dspark.serving.dialects.fields import Count, Open, Real, Unserved, checked_stops, unknown_fields
 
 HARMLESS = frozenset(
     {
@@ -38,12 +32,6 @@ HARMLESS = frozenset(
     }
 )
 """Taken, and without effect: nothing is stored, and none of these changes an answer."""
-
-
-class Open(BaseModel):
-    """A body whose unknown names are kept, to be reported."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class StreamOptions(Open):
@@ -105,15 +93,7 @@ def with_limit(ask: Ask, defaults: Defaults, limit: int | None) -> Ask:
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
-    stops = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MOST_STOPS or any(len(each) > _LONGEST_STOP for each in stops):
-        raise RequestError(
-            f"stop has {len(stops)} texts, the longest of {max(map(len, stops))} characters.",
-            f"Give up to {MOST_STOPS} of up to {_LONGEST_STOP} characters.",
-            field="stop",
-        )
-    StopFinder(stops)
-    return stops
+    return checked_stops(() if stop is None else (stop,) if isinstance(stop, str) else stop, "stop")
 
 
 def _sampling(body: Sampled, defaults: Defaults, logprobs: int | None) -> SamplingParams:

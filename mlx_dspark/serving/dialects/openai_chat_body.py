@@ -13,11 +13,9 @@ from mlx_dspark.foundation.chat import Conversation, Role, Tool, ToolUse, Turn
 from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.serving.ask import Ask, Defaults
-from mlx_dspark.serving.dialects.fields import Unserved
+from mlx_dspark.serving.dialects.fields import Count, Open, Unserved
 from mlx_dspark.serving.dialects.openai_body import (
     HARMLESS,
-    Count,
-    Open,
     Sampled,
     shared_ask,
     with_limit,
