@@ -10,12 +10,10 @@ from mlx_dspark.catalog.gguf.names import model_name
 from mlx_dspark.catalog.integrity import check_safetensors
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.compat.mlx_lm_models import knows_model_type
-from mlx_dspark.foundation.errors import BadCheckpoint, RemoteCodeRefused, UnsupportedModel
+from mlx_dspark.foundation.errors import BadCheckpoint, NotAModel, RemoteCodeRefused, UnsupportedModel
 
 _TOKENIZERS = (("tokenizer.json",), ("tokenizer.model",), ("vocab.json", "merges.txt"), ("tiktoken.model",))
 _FETCH_AGAIN = "Fetch or copy the model again."
-A_DRAFTER = "drafter"
-"""The field of an error that a drafter, named in another place, causes."""
 
 
 def check_folder(path: Path, *, trust_remote_code: bool = False) -> dict[str, Any]:
@@ -36,12 +34,12 @@ def is_drafter_config(config: dict[str, Any]) -> bool:
     return any(key in config for key in marks) or any(mark in named for mark in ("DSpark", "DFlash", "Eagle"))
 
 
-def drafter_as_model(path: Path) -> UnsupportedModel:
+def drafter_as_model(path: Path) -> NotAModel:
     """The error for a drafter that is named where a model belongs."""
-    return UnsupportedModel(
+    return NotAModel(
         f"{path} is a drafter and no model.",
         "Name it with --drafter, and with --model the model that it was made for.",
-        field=A_DRAFTER,
+        field="model",
     )
 
 

@@ -9,6 +9,7 @@ DsparkError
 │   ├── ModelNotFound     no such folder, file or repository
 │   ├── BadCheckpoint     a file is missing, truncated, damaged or has the wrong hash
 │   ├── UnsupportedModel  the architecture or packaging is not one we run
+│   │   └── NotAModel     it is a drafter
 │   ├── RemoteCodeRefused the folder carries Python code
 │   ├── DrafterMismatch   the drafter was not made for this target
 │   ├── OutOfMemory       the model needs more memory than this machine has
@@ -83,6 +84,10 @@ class UnsupportedModel(LoadError):
 
 class RemoteCodeRefused(LoadError):
     """The model folder carries Python code and the user did not permit running it."""
+
+
+class NotAModel(UnsupportedModel):
+    """A drafter is named where a model belongs."""
 
 
 class DrafterMismatch(LoadError):

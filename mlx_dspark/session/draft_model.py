@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mlx_dspark.foundation.errors import LoadError, UnsupportedModel, UsageError
+from mlx_dspark.foundation.errors import LoadError, NotAModel, UnsupportedModel, UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
 
@@ -140,10 +140,8 @@ def _blaming(settings: LoadSettings) -> Iterator[None]:
     try:
         yield
     except UnsupportedModel as error:
-        from mlx_dspark.catalog.folder import A_DRAFTER
-
         advice = "Choose another draft model."
-        if error.field == A_DRAFTER:
+        if isinstance(error, NotAModel):
             advice = "Name it with --drafter, in the place of --draft-model."
         raise UnsupportedModel(
             f"The draft model {settings.draft_model} cannot be used: {error.sentence}",

@@ -73,7 +73,7 @@ def missing() -> str:
     absent = [name for name in ("node", *AGENTS) if not (BIN / name).exists()]
     if not absent:
         return ""
-    return f"{', '.join(absent)} not in {BIN}: run `make test`, or `npm ci --prefix tests/agents`; npm comes with Node."
+    return f"{', '.join(absent)} not in {BIN}: run `make test`, or `npm ci --prefix tests/agents`."
 
 
 @dataclass

@@ -21,7 +21,13 @@ from mlx_dspark.catalog.inspecting import inspect_model
 from mlx_dspark.catalog.integrity import content_hash, sha256_of
 from mlx_dspark.catalog.progress import LoadProgress
 from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
-from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, RemoteCodeRefused, UnsupportedModel
+from mlx_dspark.foundation.errors import (
+    BadCheckpoint,
+    LoadError,
+    NotAModel,
+    RemoteCodeRefused,
+    UnsupportedModel,
+)
 from mlx_dspark.targets.footprint import state_bytes
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dflash, save_tiny_dspark
@@ -251,7 +257,7 @@ BAD = {
     "other names": (rename_a_tensor, BadCheckpoint, "unexpected model.layers.0.other.weight"),
     "a drafter without model type": (
         lambda folder: edit(folder, "config.json", model_type=None, speculators_model_type="dspark"),
-        UnsupportedModel,
+        NotAModel,
         "is a drafter and no model. Name it with --drafter",
     ),
     "missing field": (change("config.json", rms_norm_eps=None), BadCheckpoint, "rms_norm_eps"),
