@@ -21,7 +21,7 @@ from mlx_dspark.catalog.hub import (
     is_hub_id,
     is_offline,
 )
-from mlx_dspark.catalog.pairs import registry, target_of
+from mlx_dspark.catalog.pairs import SHIPPED, registry, target_of
 from mlx_dspark.catalog.places import find_placed
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.reading import reading
@@ -108,12 +108,15 @@ def resolve_model(
 
 
 def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progress = silent) -> ModelRef:
-    """Find, and where needed fetch, a drafter: an existing folder or GGUF file, a hub id `owner/name`, or
-    `gguf:owner/name/file.gguf` for one such file of the hub.
+    """Find, and where needed fetch, a drafter: an existing folder or GGUF file, a hub id `owner/name`,
+    `gguf:owner/name/file.gguf` for one such file of the hub, or `shipped:name` or just the name for one that
+    comes with the program.
 
     Python code in it is no reason to refuse it, since none of it is run. The content is checked when it is
     loaded. Raises ModelNotFound, DownloadError, BadCheckpoint or UnsupportedModel.
     """
+    if (comes_along := _shipped(name)) is not None:
+        return ModelRef(f"{SHIPPED}{comes_along.name}", comes_along, "folder", f"{SHIPPED}{comes_along.name}")
     if name == default_model.NAME:
         raise UnsupportedModel(
             f"{name} is a language model, not a drafter.",
@@ -140,6 +143,13 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
         or "Name the folder or the hub id of a DSpark or DFlash drafter.",
         field="drafter",
     )
+
+
+def _shipped(name: str) -> Path | None:
+    """The folder of the drafter of that name that comes with the program; None where there is none."""
+    from mlx_dspark.catalog.shipped import drafter_named
+
+    return drafter_named(name.removeprefix(SHIPPED))
 
 
 def _placed(name: str) -> Path | None:
