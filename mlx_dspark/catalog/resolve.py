@@ -25,7 +25,7 @@ from mlx_dspark.catalog.pairs import SHIPPED, registry, target_of
 from mlx_dspark.catalog.places import find_placed
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.reading import reading
-from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound, UnsupportedModel
+from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound
 from mlx_dspark.foundation.numbers import brief
 
 GGUF = "gguf:"
@@ -117,15 +117,10 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
     """
     if (comes_along := _shipped(name)) is not None:
         return ModelRef(f"{SHIPPED}{comes_along.name}", comes_along, "folder", f"{SHIPPED}{comes_along.name}")
-    if name == default_model.NAME:
-        raise UnsupportedModel(
-            f"{name} is a language model, not a drafter.",
-            "Name it with --model, or where it is to draft, with --draft-model.",
-            field="drafter",
-        )
     offline = is_offline() if offline is None else offline
     path = _path(name)
     if _kind(name, path) != "absent":
+        _refuse_unfinished(path)
         return ModelRef(path.resolve().name, path.resolve(), "folder", str(path))
     if name.startswith(GGUF):
         return _hub_file(name, offline, progress, None)
@@ -143,6 +138,16 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
         or "Name the folder or the hub id of a DSpark or DFlash drafter.",
         field="drafter",
     )
+
+
+def _refuse_unfinished(path: Path) -> None:
+    """Raises BadCheckpoint for the folder of a training run that has not come to its end."""
+    if (path / "run" / "checkpoints").is_dir() and not (path / "config.json").exists():
+        raise BadCheckpoint(
+            f"The training run in {path} is unfinished: it has written no drafter yet.",
+            "Give its train command again; it goes on where it was stopped.",
+            field="drafter",
+        )
 
 
 def _shipped(name: str) -> Path | None:

@@ -18,6 +18,7 @@ import pytest
 from filelock import FileLock
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint, read_drafter
+from mlx_dspark.catalog.resolve import resolve_drafter
 from mlx_dspark.cli.main import run as command_line
 from mlx_dspark.cli.show import Progress
 from mlx_dspark.cli.train import _Teller
@@ -174,6 +175,17 @@ def test_answers_are_kept_when_the_command_is_stopped(
     assert told.known == sum(kept.knows(key) for key in DiskStore(data, _mark(data))._known)
 
 
+def test_an_unfinished_run_is_no_drafter_yet(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "out").claimed({}), pytest.raises(BadCheckpoint, match="unfinished") as refusal:
+        resolve_drafter(str(tmp_path / "out"))
+    assert "again" in refusal.value.next_step
+
+
+@pytest.mark.parametrize("name", ["shipped:smollm2-135m", "smollm2-135m"])
+def test_a_shipped_drafter_is_found_by_its_name(name: str) -> None:
+    assert read_drafter(resolve_drafter(name).path).packed is not None
+
+
 def test_a_second_run_answers_the_prompts_that_are_new(target: Path, prompts: Path, tmp_path: Path) -> None:
     """Of an output that is made longer, and of a data folder that is shared; the card names all sources."""
     (tmp_path / "more.txt").write_text("Say nothing\n\nSay the word 3\n\nSay all of it", encoding="utf-8")
@@ -208,6 +220,10 @@ def test_a_warm_start_keeps_shape_and_weights(target: Path, prompts: Path, tmp_p
     second = run_training(further)
     old, new = read_drafter(first.folder), read_drafter(second.folder)
     assert new.config == old.config
+    card = (second.folder / "README.md").read_text(encoding="utf-8")
+    assert "Begun with the weights of `first` (DSpark drafter for tiny)." in card
+    assert "Trained for 1 step in" in card
+    assert str(tmp_path) not in card
     assert all(bool(mx.allclose(new.weights[n], w, atol=1e-3).item()) for n, w in old.weights.items())
 
 
