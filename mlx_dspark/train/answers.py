@@ -57,8 +57,10 @@ def read_asked(settings: TrainSettings) -> Asked:
         for content in contents
     ]
     openers = OPENERS if settings.self_openers is None else tuple(read_openers(Path(settings.self_openers)))
-    named = map(Path, texts(settings.held_out))
-    return Asked(prompts, openers, {path.stem: read_prompts(path, "held_out") for path in named})
+    held_out: dict[str, list[Any]] = {}
+    for path in map(Path, texts(settings.held_out)):
+        held_out.setdefault(path.stem, []).extend(read_prompts(path, "held_out"))
+    return Asked(prompts, openers, held_out)
 
 
 def _source(path: Path) -> Source:
@@ -105,7 +107,7 @@ def answers(
             "Give other or more prompts with --prompts or --self-prompts, or a longer --data-time-limit.",
             field="prompts",
         )
-    return Answers(store, joined.sources(), held_out)
+    return Answers(store, joined.sources(left_out), held_out)
 
 
 def _without(prompts: Sequence[Prompt], left_out: set[int], teacher: Teacher, emit: Emit) -> Sequence[Prompt]:

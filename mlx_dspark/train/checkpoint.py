@@ -85,7 +85,8 @@ def save_arrays(path: Path, arrays: dict[str, mx.array], metadata: dict[str, str
         mx.save_safetensors(str(path), arrays, metadata or {})
     except RuntimeError as error:
         path.unlink(missing_ok=True)
-        raise OSError(errno.ENOSPC, str(error), str(path)) from error
+        code = errno.ENOSPC if "write" in str(error) else errno.EIO
+        raise OSError(code, str(error), str(path)) from error
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -140,9 +140,10 @@ class DiskStore:
         """Of each sequence that of its prompt, rising: `[sequences]`."""
         return self._keys[self._order]
 
-    def sources(self) -> Counter[str]:
-        """Answers by the name of their prompts' source."""
-        numbers, counts = np.unique(self._from, return_counts=True)
+    def sources(self, left_out: Collection[int] = ()) -> Counter[str]:
+        """Answers by the name of their prompts' source, without those of the keys `left_out`."""
+        counted = np.isin(self._keys, np.array(list(left_out), dtype=np.uint64), invert=True)
+        numbers, counts = np.unique(self._from[counted], return_counts=True)
         named = zip(numbers.tolist(), counts.tolist(), strict=True)
         found: Counter[str] = Counter()
         for number, count in named:
@@ -228,9 +229,9 @@ class JoinedStore:
     def counts(self, vocab: int) -> NDArray[np.int64]:
         return np.sum([store.counts(vocab) for store in self._stores], axis=0)
 
-    def sources(self) -> Counter[str]:
-        """Answers by the name of their prompts' source."""
-        return sum((store.sources() for store in self._stores), Counter())
+    def sources(self, left_out: Collection[int] = ()) -> Counter[str]:
+        """Answers by the name of their prompts' source, without those of the keys `left_out`."""
+        return sum((store.sources(left_out) for store in self._stores), Counter())
 
 
 class PartStore:

@@ -90,7 +90,7 @@ def run_training(
     check_teacher(teacher, settings)
     base = None if settings.warm_start is None else base_drafter(settings, teacher.target, progress)
     shape = None if base is not None else chosen_shape(settings, teacher.target.spec)
-    with folder.claimed(_identity(settings, teacher.content_hash)), _full_disks_told(folder):
+    with folder.claimed(_identity(settings, teacher.content_hash)), _disk_errors_told(folder):
         folder.check_room(_parameters(base, shape, teacher))
         stores = data_stores(settings, folder, teacher.content_hash)
         progress(LoadProgress("answering prompts"))
@@ -127,13 +127,17 @@ def run_training(
 
 
 @contextmanager
-def _full_disks_told(folder: RunFolder) -> Iterator[None]:
-    """Turns the system's word for a full disk into an error that says where the run goes on."""
+def _disk_errors_told(folder: RunFolder) -> Iterator[None]:
+    """Turns the system's errors, a full disk's above all, into one that says where the run goes on."""
     try:
         yield
     except OSError as error:
         if error.errno not in FULL:
-            raise
+            raise UsageError(
+                f"{error.filename or folder.output} cannot be read or written: {error.strerror or error}.",
+                "Mend that and give the same command again; it goes on with what is saved.",
+                field="output",
+            ) from error
         saved = checkpoints(folder.checkpoints)
         kept = f"goes on from {saved[-1].name}" if saved else "goes on with the answers that are stored"
         raise UsageError(

@@ -169,6 +169,7 @@ def test_held_out_prompts_are_left_out_of_a_store(tmp_path: Path) -> None:
     found = [part.sequence(index) for index in range(len(part))]
     assert sorted(ids[:prompt].tolist() for ids, prompt in found) == [[1, 2, 3], [10, 11]]
     assert part.lengths().tolist() == [[len(ids), prompt] for ids, prompt in found]
+    assert store.sources({prompt_key([6]), prompt_key([2])}).total() == 2
     counts = np.zeros(12, dtype=np.int64)
     for ids, prompt in found:
         counts += np.bincount(ids[prompt:], minlength=12)
