@@ -21,11 +21,11 @@ from mlx_dspark.catalog.hub import (
     is_hub_id,
     is_offline,
 )
-from mlx_dspark.catalog.pairs import registry, target_of
+from mlx_dspark.catalog.pairs import SHIPPED, registry, target_of
 from mlx_dspark.catalog.places import find_placed
 from mlx_dspark.catalog.progress import Progress, silent
 from mlx_dspark.catalog.reading import reading
-from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound, UnsupportedModel
+from mlx_dspark.foundation.errors import BadCheckpoint, DownloadError, ModelNotFound
 from mlx_dspark.foundation.numbers import brief
 
 GGUF = "gguf:"
@@ -108,21 +108,19 @@ def resolve_model(
 
 
 def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progress = silent) -> ModelRef:
-    """Find, and where needed fetch, a drafter: an existing folder or GGUF file, a hub id `owner/name`, or
-    `gguf:owner/name/file.gguf` for one such file of the hub.
+    """Find, and where needed fetch, a drafter: an existing folder or GGUF file, a hub id `owner/name`,
+    `gguf:owner/name/file.gguf` for one such file of the hub, or `shipped:name` or just the name for one that
+    comes with the program.
 
     Python code in it is no reason to refuse it, since none of it is run. The content is checked when it is
     loaded. Raises ModelNotFound, DownloadError, BadCheckpoint or UnsupportedModel.
     """
-    if name == default_model.NAME:
-        raise UnsupportedModel(
-            f"{name} is a language model, not a drafter.",
-            "Name it with --model, or where it is to draft, with --draft-model.",
-            field="drafter",
-        )
+    if (comes_along := _shipped(name)) is not None:
+        return ModelRef(f"{SHIPPED}{comes_along.name}", comes_along, "folder", f"{SHIPPED}{comes_along.name}")
     offline = is_offline() if offline is None else offline
     path = _path(name)
     if _kind(name, path) != "absent":
+        _refuse_unfinished(path)
         return ModelRef(path.resolve().name, path.resolve(), "folder", str(path))
     if name.startswith(GGUF):
         return _hub_file(name, offline, progress, None)
@@ -140,6 +138,23 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
         or "Name the folder or the hub id of a DSpark or DFlash drafter.",
         field="drafter",
     )
+
+
+def _refuse_unfinished(path: Path) -> None:
+    """Raises BadCheckpoint for the folder of a training run that has not come to its end."""
+    if (path / "run" / "checkpoints").is_dir() and not (path / "config.json").exists():
+        raise BadCheckpoint(
+            f"The training run in {path} is unfinished: it has written no drafter yet.",
+            "Give its train command again; it goes on where it was stopped.",
+            field="drafter",
+        )
+
+
+def _shipped(name: str) -> Path | None:
+    """The folder of the drafter of that name that comes with the program; None where there is none."""
+    from mlx_dspark.catalog.shipped import drafter_named
+
+    return drafter_named(name.removeprefix(SHIPPED))
 
 
 def _placed(name: str) -> Path | None:

@@ -9,6 +9,7 @@ from mlx_dspark.cli.show import Progress, count, note
 from mlx_dspark.foundation.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from mlx_dspark.train.generate import Answering
     from mlx_dspark.train.progress import Acceptance, TrainProgress, TrainStarted
     from mlx_dspark.train.run import Outcome, PipelineEvent
 
@@ -23,7 +24,7 @@ def train(settings: TrainSettings) -> int:
         outcome = run_training(settings, progress=progress, emit=_Teller(progress))
     except KeyboardInterrupt:
         progress.clear()
-        note("Stopped, and saved. The same command goes on from here.")
+        note("Stopped. What was finished is saved, and the same command goes on from here.")
         raise
     progress.clear()
     _conclude(outcome)
@@ -37,22 +38,26 @@ class _Teller:
         self._progress = progress
 
     def __call__(self, event: PipelineEvent) -> None:
-        from mlx_dspark.train.generate import WaveDone
+        from mlx_dspark.train.generate import Answering
         from mlx_dspark.train.progress import (
             CheckpointSaved,
             HeldOutMeasured,
+            Remark,
             TrainFinished,
             TrainProgress,
             TrainStarted,
         )
 
+        if isinstance(event, Answering) and not event.stored:
+            detail = f"{event.tokens_per_sec:.0f} tok/s, {count(event.left, 'prompt')} left"
+            self._progress.tell("answering prompts", 1 - event.left / max(1, event.prompts), detail)
+            return
         self._progress.clear()
         match event:
-            case WaveDone():
-                note(
-                    f"answers {event.sequences} · {count(event.answer_tokens, 'token')} · "
-                    f"{event.tokens_per_sec:.0f} tok/s · {count(event.prompts_left, 'prompt')} left"
-                )
+            case Answering():
+                note(_stored(event))
+            case Remark():
+                note(event.text)
             case TrainStarted():
                 note(_opening(event))
             case TrainProgress():
@@ -63,6 +68,21 @@ class _Teller:
                 note(f"saved {event.folder.name}")
             case TrainFinished():
                 note(f"trained {count(event.step, 'step')} in {event.seconds:.0f} s ({event.reason})")
+
+
+def _stored(event: Answering) -> str:
+    dropped = [f"{count(event.short, 'short answer')} dropped"] if event.short else []
+    dropped += [f"{count(event.long, 'long prompt')} left out"] if event.long else []
+    known = [f"{count(event.known, 'prompt')} answered before"] if event.known else []
+    parts = [
+        f"{count(event.sequences, 'answer')} stored",
+        count(event.answer_tokens, "token"),
+        f"{event.tokens_per_sec:.0f} tok/s",
+        *known,
+        *dropped,
+        f"{count(event.left, 'prompt')} left",
+    ]
+    return " · ".join(parts)
 
 
 def _opening(event: TrainStarted) -> str:

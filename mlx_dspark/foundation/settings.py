@@ -301,14 +301,19 @@ class TrainSettings(Settings):
         str | Sequence[str],
         About(
             Texts(),
-            "Where the answers are kept; several runs may share it. When repeated, new answers go into the "
-            "first folder, and those of all are trained on.",
+            "Where the answers are kept; several runs may add to it, one after the other, and none answers a "
+            "prompt again. When repeated, new answers go into the first folder, and those of all are "
+            "trained on.",
             unset="OUTPUT/run/data",
         ),
     ] = ()
     held_out: Annotated[
         str | Sequence[str],
-        About(Texts(), "A file of prompts to evaluate on, never trained on; may be repeated."),
+        About(
+            Texts(),
+            "A file of prompts to evaluate on, never trained on; may be repeated.",
+            unset="some of the answers",
+        ),
     ] = ()
     held_out_prompts: Annotated[
         int, About(Whole(0), "Prompts of each content to evaluate on. 0: no evaluation.")
@@ -316,7 +321,11 @@ class TrainSettings(Settings):
     held_out_tokens: Annotated[int, About(Whole(2), "Most tokens of an answer in the evaluation.")] = 200
     warm_start: Annotated[
         str | os.PathLike[str] | None,
-        About(Words("a folder"), "Train this DSpark drafter further, in its own shape.", unset="a new one"),
+        About(
+            Words("a folder, a repository or a short name"),
+            "Train this DSpark drafter further, in its own shape.",
+            unset="a new one",
+        ),
     ] = None
 
     answer_tokens: Annotated[int, About(Whole(16), "Most tokens in an answer.")] = 320
@@ -326,7 +335,11 @@ class TrainSettings(Settings):
     ] = None
     data_time_limit: Annotated[
         float | None,
-        About(Seconds(), "Stop making answers after this long; a later run goes on with them."),
+        About(
+            Seconds(),
+            "Stop making answers after this long and train on those that are finished; a later run makes the "
+            "others.",
+        ),
     ] = None
     data_temperature: Annotated[
         float, About(Number(0, 100, above=True), "Half of the answers are greedy, the others drawn at this.")
@@ -389,7 +402,11 @@ class TrainSettings(Settings):
     ] = None
     time_limit: Annotated[
         float | None,
-        About(Seconds(), "Train for this long, learning rate included; with --steps, to the first of both."),
+        About(
+            Seconds(),
+            "Train for this long, learning rate included, the time for answers not; with --steps, to the "
+            "first of both.",
+        ),
     ] = None
     batch: Annotated[
         int | None, About(Whole(1, optional=True), "Sequences in a step.", unset="32, on the CPU back end 4")
@@ -430,7 +447,9 @@ class TrainSettings(Settings):
         ),
     ] = "soft"
     seed: Annotated[int, About(Whole(0, 2**63 - 1), "Fixes weights, batches and anchors.")] = 0
-    checkpoint_every: Annotated[int, About(Whole(1), "Steps between checkpoints.")] = 500
+    checkpoint_every: Annotated[int, About(Whole(1), "Steps between checkpoints, 5 minutes at the most.")] = (
+        500
+    )
     gradient_checkpointing: Annotated[bool, About(Switch(), "Compute layers twice to need less memory.")] = (
         False
     )

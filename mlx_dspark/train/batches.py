@@ -23,6 +23,9 @@ POOL = 32
 MOST_HELD_OUT = 8
 """Batches of held-out sequences."""
 
+FEW_HELD_OUT = 8
+"""Held-out sequences of a small store, though no more than one in five."""
+
 AHEAD = 4
 """Batches made before they are asked for."""
 
@@ -45,8 +48,8 @@ class Batches:
     """Batches of `rows` sequences of `store`, each with `anchors` blocks.
 
     Sequences are cut to `width` tokens: the end of the answer goes first, of a prompt that takes more than
-    two thirds its beginning. One in fifty sequences, up to eight batches, is held out. A store that is
-    too small for one batch is repeated.
+    two thirds its beginning. One in fifty sequences, up to eight batches, is held out, of a small
+    store one in five. A store that is too small for one batch is repeated.
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class Batches:
         begin = np.where(whole > width, np.maximum(prompt - 2 * width // 3, 0), 0)
         self._lengths = np.minimum(whole - begin, width)
         order = self._random(HELD_OUT, 0).permutation(len(store))
-        held_out = min(len(store) // 50, MOST_HELD_OUT * rows)
+        held_out = max(len(store) // 50, min(FEW_HELD_OUT, len(store) // 5))
+        held_out = min(held_out, MOST_HELD_OUT * rows)
         self._held_out, self._trained = order[:held_out], np.sort(order[held_out:])
         self._epoch: tuple[int, list[NDArray[np.int64]]] = (-1, [])
 

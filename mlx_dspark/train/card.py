@@ -8,6 +8,7 @@ from typing import Any
 
 from mlx_dspark.train.evaluate import Accepted, Evaluation
 from mlx_dspark.train.progress import TrainFinished
+from mlx_dspark.train.start import Base, Start
 
 _SHOWN = (
     "num_hidden_layers",
@@ -22,37 +23,56 @@ _SHOWN = (
 
 @dataclass(frozen=True)
 class Facts:
-    """What the card tells. `sources` name where prompts came from."""
+    """What the card tells. `sources` are answers by where their prompts came from; `base` is the drafter
+    that was trained further, if any."""
 
     target: str
-    parameters: int
-    config: Mapping[str, Any]
+    target_hash: str
+    start: Start
     settings: Mapping[str, Any]
     sequences: int
-    sources: Sequence[str]
+    sources: Mapping[str, int]
+    base: Base | None
     finished: TrainFinished
     evaluation: Evaluation | None
 
 
 def model_card(facts: Facts) -> str:
     """Markdown."""
+    checkpoint, config = facts.start.checkpoint, facts.start.config
+    parameters = sum(weight.size for weight in checkpoint.weights.values())
+    shape = [(key, _shown(config[key])) for key in _SHOWN if key in config]
+    shape += [("own embedding", _shown(checkpoint.config.own_embedding))]
+    shape += [("own head", _shown(checkpoint.config.own_head))]
     parts = [
         f"# DSpark drafter for {facts.target}",
-        f"Drafts for `{facts.target}` and for no other model. {facts.parameters / 1e6:.1f} M parameters, in "
+        f"Drafts for `{facts.target}` and for no other model. {parameters / 1e6:.1f} M parameters, in "
         "DeepSpec's layout. Output under it is the target's own; only the speed depends on the drafter.",
         f"```\nmlx-dspark generate --model {facts.target} --drafter FOLDER\n```",
+        f"Content hash of the target: `{facts.target_hash}`",
         "## Made from",
-        f"{facts.sequences} answers of the target itself, as token ids. Prompts: "
-        + ("; ".join(facts.sources) or "unknown")
-        + ".",
-        f"Trained for {facts.finished.step} steps in {facts.finished.seconds:.0f} s with `mlx-dspark train`.",
+        f"{_count(facts.sequences, 'answer')} of the target itself, as token ids, to prompts of:",
+        _table(("source", "answers"), [(name, str(n)) for name, n in sorted(facts.sources.items())]),
+        *_begun_with(facts.base),
+        f"Trained for {_count(facts.finished.step, 'step')} in {facts.finished.seconds:.0f} s with "
+        "`mlx-dspark train`.",
         _table(("setting", "value"), [(name, _shown(value)) for name, value in facts.settings.items()]),
         "## Shape",
-        _table(("key", "value"), [(k, _shown(facts.config[k])) for k in _SHOWN if k in facts.config]),
+        _table(("key", "value"), shape),
     ]
     if facts.evaluation is not None:
         parts += _measured(facts.evaluation)
     return "\n\n".join(parts) + "\n"
+
+
+def _begun_with(base: Base | None) -> list[str]:
+    if base is None:
+        return []
+    return [f"Begun with the weights of `{base.name}`" + (f" ({base.card})." if base.card else ".")]
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _measured(evaluation: Evaluation) -> list[str]:
@@ -98,4 +118,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -6,6 +6,7 @@ step-00000500/config.json, model.safetensors     any loader of the format opens 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -37,17 +38,22 @@ def save_checkpoint(
     weights: dict[str, mx.array],
     optimizer: dict[str, mx.array],
 ) -> Path:
-    """Write a checkpoint, whole or not at all, and drop all but the newest two."""
+    """Write a checkpoint, whole or not at all, and drop all but the newest two. Raises OSError when the disk
+    is full."""
     final = folder / f"step-{state.step:08d}"
     partial = folder / f".{final.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    mx.save_safetensors(str(partial / "model.safetensors"), weights, {"format": "mlx"})
-    mx.save_safetensors(str(partial / "optimizer.safetensors"), optimizer)
-    write_json(partial / "config.json", config)
-    write_json(partial / STATE, asdict(state))
-    shutil.rmtree(final, ignore_errors=True)
-    os.replace(partial, final)
+    try:
+        partial.mkdir(parents=True)
+        save_arrays(partial / "model.safetensors", weights, {"format": "mlx"})
+        save_arrays(partial / "optimizer.safetensors", optimizer)
+        write_json(partial / "config.json", config)
+        write_json(partial / STATE, asdict(state))
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(partial, final)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     for old in checkpoints(folder)[:-KEPT]:
         shutil.rmtree(old)
     return final
@@ -72,8 +78,23 @@ def read_state(checkpoint: Path) -> tuple[RunState, dict[str, mx.array]]:
     return state, optimizer
 
 
+def save_arrays(path: Path, arrays: dict[str, mx.array], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file. Raises OSError when the disk is full; nothing is left of the file then."""
+    mx.eval(arrays)
+    try:
+        mx.save_safetensors(str(path), arrays, metadata or {})
+    except RuntimeError as error:
+        path.unlink(missing_ok=True)
+        code = errno.ENOSPC if "write" in str(error) else errno.EIO
+        raise OSError(code, str(error), str(path)) from error
+
+
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write a JSON object, whole or not at all."""
     scratch = path.with_name(path.name + ".new")
-    scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
+    try:
+        scratch.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise

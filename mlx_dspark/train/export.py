@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dspark.catalog.formats.packing import KEY, Packing
-from mlx_dspark.train.checkpoint import write_json
+from mlx_dspark.train.checkpoint import save_arrays, write_json
 
 GROUP_SIZE = 64
 FEWEST_ROWS = 64
@@ -23,7 +23,8 @@ def export_drafter(
     """Write config.json and model.safetensors into `folder`, each whole or not at all.
 
     `bits` 0 stores bfloat16, which every loader of the format reads; 4 or 8 store MLX's affine quantization
-    in groups of 64, as mlx-lm does, which ours reads. Returns `folder`.
+    in groups of 64, as mlx-lm does, which ours reads. Returns `folder`. Raises OSError when the disk
+    is full.
     """
     packing = Packing(bits, GROUP_SIZE) if bits else None
     stored: dict[str, mx.array] = {}
@@ -34,7 +35,7 @@ def export_drafter(
         config[KEY] = packing.as_config()
     folder.mkdir(parents=True, exist_ok=True)
     scratch = folder / "new.safetensors"
-    mx.save_safetensors(str(scratch), stored, {"format": "mlx"})
+    save_arrays(scratch, stored, {"format": "mlx"})
     os.replace(scratch, folder / "model.safetensors")
     write_json(folder / "config.json", config)
     return folder

@@ -95,6 +95,13 @@ class TrainFinished:
     reason: str
 
 
+@dataclass(frozen=True)
+class Remark:
+    """Something that was done otherwise than one might expect, in a sentence."""
+
+    text: str
+
+
 TrainEvent = TrainStarted | TrainProgress | HeldOutMeasured | CheckpointSaved | TrainFinished
 
 

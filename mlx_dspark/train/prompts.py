@@ -40,18 +40,18 @@ OPENERS = tuple(
 """The usual openers; the empty ones leave the first word to the target."""
 
 
-def read_prompts(path: Path) -> list[Any]:
+def read_prompts(path: Path, field: str = "prompts") -> list[Any]:
     """The prompts of a file: a JSON object a line, with one of FIELDS; or plain text, a prompt a paragraph.
 
-    Raises UsageError naming the file and line.
+    Raises UsageError naming the file and line; `field` is the setting that names the file.
     """
-    content = _content(path, "prompts")
+    content = _content(path, field)
     if path.suffix in JSON_LINES:
-        found = [_prompt_of(record) for record in _records(path, content, FIELDS, "prompts")]
+        found = [_prompt_of(record) for record in _records(path, content, FIELDS, field)]
     else:
         found = [part.strip() for part in content.split("\n\n") if part.strip()]
     if not found:
-        raise UsageError(f"{path} holds no prompt.", "Give a file with at least one.", field="prompts")
+        raise UsageError(f"{path} holds no prompt.", "Give a file with at least one.", field=field)
     return found
 
 
@@ -90,11 +90,15 @@ def _records(path: Path, content: str, names: Sequence[str], field: str) -> Iter
             record = error
         if not isinstance(record, dict) or not any(name in record for name in names):
             raise UsageError(
-                f"{path} line {number} is not a JSON object with one of {', '.join(names)}.",
+                f"{path} line {number} is not a JSON object with {_either(names)}.",
                 f'Write one a line, such as {{"{names[0]}": "..."}}.',
                 field=field,
             )
         yield record
+
+
+def _either(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 
 def _prompt_of(record: dict[str, Any]) -> Any:

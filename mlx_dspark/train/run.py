@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -25,15 +25,16 @@ from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings, TrainSettings
 from mlx_dspark.session.pair import load_parts
+from mlx_dspark.train.answers import answers, data_stores, read_asked
 from mlx_dspark.train.card import Facts, model_card
 from mlx_dspark.train.checkpoint import checkpoints, write_json
-from mlx_dspark.train.data import DiskStore, JoinedStore, TokenStore
+from mlx_dspark.train.checks import SHAPE, check_settings, check_teacher
+from mlx_dspark.train.data import TokenStore
 from mlx_dspark.train.evaluate import Evaluation, as_dict, evaluate
 from mlx_dspark.train.export import export_drafter
 from mlx_dspark.train.folder import RunFolder
-from mlx_dspark.train.generate import Answerer, Recipe, WaveDone
-from mlx_dspark.train.progress import TrainEvent, TrainFinished
-from mlx_dspark.train.prompts import OPENERS, Opener, encode, read_openers, read_prompts
+from mlx_dspark.train.generate import Answering
+from mlx_dspark.train.progress import Remark, TrainEvent, TrainFinished
 from mlx_dspark.train.shape import (
     DrafterShape,
     covering_tokens,
@@ -41,7 +42,7 @@ from mlx_dspark.train.shape import (
     default_shape,
     mask_token,
 )
-from mlx_dspark.train.start import Start, existing_drafter, new_drafter
+from mlx_dspark.train.start import Base, Start, base_drafter, existing_drafter, new_drafter, parameters_of
 from mlx_dspark.train.target import Teacher, load_teacher
 from mlx_dspark.train.trainer import Trainer
 
@@ -57,16 +58,15 @@ FREE = frozenset(
 )
 """Settings that may change when a run goes on."""
 
-SHAPE = ("layers", "block_size", "taps", "markov", "markov_rank", "confidence", "draft_vocab")
-SHAPE += ("own_embedding", "own_head")
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-PipelineEvent = TrainEvent | WaveDone
+PipelineEvent = TrainEvent | Answering | Remark
 Emit = Callable[[PipelineEvent], None]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left behind. `evaluation` is None when it was stopped, or not asked for."""
+    """What a run left behind. `evaluation` is None when it was stopped, not asked for, or has no prompts."""
 
     folder: Path
     finished: TrainFinished
@@ -78,45 +78,81 @@ def run_training(
 ) -> Outcome:
     """Make a drafter as `settings` say. An interrupted run goes on when it is called again.
 
-    Raises UsageError, LoadError or DownloadError before the first step, and KeyboardInterrupt after an
-    interrupt, when everything is saved.
+    Raises UsageError, LoadError or DownloadError before the first answer, UsageError when a disk fills up
+    later, and KeyboardInterrupt after an interrupt, when everything is saved.
     """
-    folder, settings = _checked(settings), sized(settings, on_cpu=computes_on_cpu())
-    prompts = [prompt for path in _texts(settings.prompts) for prompt in read_prompts(Path(path))]
-    openers = OPENERS if settings.self_openers is None else read_openers(Path(settings.self_openers))
-    held_out = {Path(path).stem: read_prompts(Path(path)) for path in _texts(settings.held_out)}
+    check_settings(settings)
+    folder, settings = RunFolder(Path(str(settings.output))), sized(settings, on_cpu=computes_on_cpu())
+    asked = read_asked(settings)
     named = None if settings.target is None else str(settings.target)
     found = resolve_model(named, cache_dir=default_cache_dir(), progress=progress)
     teacher = load_teacher(found, progress=progress)
-    shape = None if settings.warm_start is not None else chosen_shape(settings, teacher.target.spec)
-    _refuse_unfit(teacher, settings)
-    with folder.claimed(_identity(settings, teacher.content_hash)):
-        store = _answers(settings, folder, prompts, openers, teacher, progress, emit)
+    check_teacher(teacher, settings)
+    base = None if settings.warm_start is None else base_drafter(settings, teacher.target, progress)
+    shape = None if base is not None else chosen_shape(settings, teacher.target.spec)
+    with folder.claimed(_identity(settings, teacher.content_hash)), _disk_errors_told(folder):
+        folder.check_room(_parameters(base, shape, teacher))
+        stores = data_stores(settings, folder, teacher.content_hash)
+        progress(LoadProgress("answering prompts"))
+        with interrupts() as stopping:
+            answered = answers(settings, asked, stores, teacher, emit, stopping)
+            if stopping():
+                raise KeyboardInterrupt
         progress(LoadProgress("preparing the drafter"))
-        start = _start(settings, shape, folder, teacher, store)
-        trainer = Trainer(start, teacher.target, store, settings, folder)
+        start = _start(settings, shape, base, folder, teacher, answered.store)
+        trainer = Trainer(start, teacher.target, answered.store, settings, folder)
         with interrupts() as stopping:
             finished = trainer.run(emit, stopping)
         if finished.reason == "stopped":
             raise KeyboardInterrupt
         export_drafter(folder.output, start.config, trainer.weights(), bits=settings.bits)
-        contents = {name: [encode(teacher.tokenizer, p) for p in each] for name, each in held_out.items()}
-        contents = contents or {"held-out": trainer.batches.held_out_prompts()}
+        contents = answered.held_out or {"held-out": trainer.batches.held_out_prompts()}
+        peak = trainer.peak
         del trainer
         mx.clear_cache()
-        evaluation = _evaluation(settings, folder, contents, progress)
+        evaluation = _evaluation(settings, folder, contents, progress, emit)
         facts = Facts(
             teacher.name,
-            sum(weight.size for weight in start.checkpoint.weights.values()),
-            start.config,
-            _changed(settings),
-            len(store),
-            _sources(settings),
+            teacher.content_hash,
+            start,
+            {**_effective(settings), "learning_rate": peak},
+            len(answered.store),
+            answered.sources,
+            base,
             finished,
             evaluation,
         )
         (folder.output / "README.md").write_text(model_card(facts), encoding="utf-8")
         return Outcome(folder.output, finished, evaluation)
+
+
+@contextmanager
+def _disk_errors_told(folder: RunFolder) -> Iterator[None]:
+    """Turns the system's errors, a full disk's above all, into one that says where the run goes on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise UsageError(
+                f"{error.filename or folder.output} cannot be read or written: {error.strerror or error}.",
+                "Mend that and give the same command again; it goes on with what is saved.",
+                field="output",
+            ) from error
+        saved = checkpoints(folder.checkpoints)
+        kept = f"goes on from {saved[-1].name}" if saved else "goes on with the answers that are stored"
+        raise UsageError(
+            f"The disk is full: {error.filename or folder.output} cannot be written.",
+            f"Make room and give the same command again; it {kept}.",
+            field="output",
+        ) from error
+
+
+def _parameters(base: Base | None, shape: DrafterShape | None, teacher: Teacher) -> int:
+    """Numbers in the drafter that will be trained."""
+    if shape is None:
+        assert base is not None
+        return sum(weight.size for weight in base.start.checkpoint.weights.values())
+    return parameters_of(shape, deepspec_config(shape, teacher.target.spec, teacher.config, 0))
 
 
 def sized(settings: TrainSettings, *, on_cpu: bool) -> TrainSettings:
@@ -144,13 +180,13 @@ def chosen_shape(settings: TrainSettings, spec: TargetSpec) -> DrafterShape:
     shape = dataclasses.replace(shape, **given)
     if shape.draft_vocab is not None and shape.draft_vocab >= spec.vocab:
         raise UsageError(
-            f"draft_vocab is {shape.draft_vocab}, and the target's vocabulary has {spec.vocab} tokens.",
+            f"--draft-vocab is {shape.draft_vocab}, and the target's vocabulary has {spec.vocab} tokens.",
             "Give a smaller number, or 0 for all of them.",
             field="draft_vocab",
         )
     if not shape.taps or shape.taps[-1] >= spec.layers:
         raise UsageError(
-            f"taps is {list(shape.taps)}, and the target has layers 0 to {spec.layers - 1}.",
+            f"--taps is {list(shape.taps)}, and the target has layers 0 to {spec.layers - 1}.",
             "Name layers that there are.",
             field="taps",
         )
@@ -181,48 +217,6 @@ def interrupts() -> Iterator[Callable[[], bool]]:
             signal.signal(each, handler)
 
 
-def _checked(settings: TrainSettings) -> RunFolder:
-    """The output folder, after everything that settings alone can tell."""
-    if settings.output is None:
-        raise UsageError(
-            "output is not given.", "Name the folder of the drafter with --output.", field="output"
-        )
-    if settings.self_openers is not None and not settings.self_prompts:
-        raise UsageError(
-            "self_openers is given, and self_prompts is 0.",
-            "Say with --self-prompts how many turns to write.",
-            field="self_openers",
-        )
-    if not settings.prompts and not settings.self_prompts and not settings.data:
-        raise UsageError(
-            "There is nothing to answer: prompts, self_prompts and data are all absent.",
-            "Give --prompts FILE, --self-prompts NUMBER, or the --data of an earlier run.",
-            field="prompts",
-        )
-    if settings.warm_start is not None:
-        for name in SHAPE:
-            if getattr(settings, name) is not None:
-                raise UsageError(
-                    f"{name} is given, and the drafter of warm_start has its own.",
-                    "Leave one of the two out.",
-                    field=name,
-                )
-    return RunFolder(Path(settings.output))
-
-
-def _refuse_unfit(teacher: Teacher, settings: TrainSettings) -> None:
-    """Raises UnsupportedModel for a target that cannot teach, UsageError for sequences beyond its context."""
-    teacher.target.features(mx.array([[0]]), (-1,))
-    teacher.target.embed(mx.array([0]))
-    context = teacher.target.spec.context
-    if settings.width > context:
-        raise UsageError(
-            f"width is {settings.width}, and the target's context holds {context} tokens.",
-            "Give a smaller one.",
-            field="width",
-        )
-
-
 def _identity(settings: TrainSettings, content_hash: str) -> dict[str, Any]:
     """What may not change between the parts of one run."""
     values = {k.name: getattr(settings, k.name) for k in settings.knobs() if k.name not in FREE}
@@ -230,42 +224,10 @@ def _identity(settings: TrainSettings, content_hash: str) -> dict[str, Any]:
     return {**values, **named, "target_hash": content_hash}
 
 
-def _answers(
-    settings: TrainSettings,
-    folder: RunFolder,
-    prompts: Sequence[Any],
-    openers: Sequence[Opener],
-    teacher: Teacher,
-    progress: Progress,
-    emit: Emit,
-) -> TokenStore:
-    """The answers on disk, after making those that are still to be made."""
-    homes = [Path(home).expanduser() for home in _texts(settings.data)] or [folder.run / "data"]
-    stores = [DiskStore(home, teacher.content_hash) for home in homes]
-    if prompts or settings.self_prompts:
-        recipe = Recipe(
-            rows=settings.data_rows or Recipe.rows,
-            answer_tokens=settings.answer_tokens,
-            temperature=settings.data_temperature,
-            seed=settings.seed,
-            openers=tuple(openers),
-        )
-        progress(LoadProgress("answering prompts"))
-        limit = settings.data_time_limit
-        Answerer(teacher.target, teacher.tokenizer, teacher.end_ids, recipe).fill(
-            stores[0],
-            prompts,
-            settings.self_prompts,
-            deadline=None if limit is None else monotonic() + limit,
-            progress=emit,
-        )
-        mx.clear_cache()
-    return stores[0] if len(stores) == 1 else JoinedStore(stores)
-
-
 def _start(
     settings: TrainSettings,
     shape: DrafterShape | None,
+    base: Base | None,
     folder: RunFolder,
     teacher: Teacher,
     store: TokenStore,
@@ -274,11 +236,8 @@ def _start(
     if saved := checkpoints(folder.checkpoints):
         return existing_drafter(saved[-1], teacher.target)
     if shape is None:
-        return existing_drafter(Path(str(settings.warm_start)), teacher.target)
-    if not len(store):
-        raise UsageError(
-            "There is not a single answer to train on.", "Give other or more prompts.", field="prompts"
-        )
+        assert base is not None
+        return base.start
     spec = teacher.target.spec
     counts = store.counts(spec.vocab)
     kept = None if shape.draft_vocab is None else covering_tokens(counts, shape.draft_vocab)
@@ -298,9 +257,13 @@ def _evaluation(
     folder: RunFolder,
     contents: Mapping[str, Sequence[tuple[int, ...]]],
     progress: Progress,
+    emit: Emit,
 ) -> Evaluation | None:
+    if not settings.held_out_prompts:
+        return None
     contents = {name: each[: settings.held_out_prompts] for name, each in contents.items()}
     if not any(contents.values()):
+        emit(Remark("Not evaluated: there are too few answers to hold one out. Give --held-out FILE."))
         return None
     progress(LoadProgress("evaluating on held-out prompts"))
     parts = load_parts(
@@ -315,17 +278,8 @@ def _evaluation(
     return evaluation
 
 
-def _changed(settings: TrainSettings) -> dict[str, Any]:
-    """The settings that matter to the result."""
-    return {k.name: getattr(settings, k.name) for k in settings.knobs() if k.name not in FREE | {"target"}}
-
-
-def _sources(settings: TrainSettings) -> list[str]:
-    named = [Path(path).name for path in _texts(settings.prompts)]
-    return named + (
-        [f"{settings.self_prompts} user turns of the target's own"] if settings.self_prompts else []
-    )
-
-
-def _texts(value: str | Sequence[str]) -> Sequence[str]:
-    return (value,) if isinstance(value, str) else value
+def _effective(settings: TrainSettings) -> dict[str, Any]:
+    """The settings that matter to the result and are shown nowhere else, those left open left out."""
+    shown = FREE - {"time_limit"} | {"target", "warm_start", *SHAPE}
+    values = {k.name: getattr(settings, k.name) for k in settings.knobs() if k.name not in shown}
+    return {name: value for name, value in values.items() if value is not None}

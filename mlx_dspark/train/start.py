@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,11 @@ import numpy as np
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint, DrafterConfig, deepspec, packing, read_drafter
 from mlx_dspark.catalog.formats.fields import Fields
+from mlx_dspark.catalog.progress import Progress
+from mlx_dspark.catalog.resolve import resolve_drafter
 from mlx_dspark.drafters.block import check_fit
-from mlx_dspark.foundation.errors import UnsupportedModel
+from mlx_dspark.foundation.errors import DsparkError, UnsupportedModel
+from mlx_dspark.foundation.settings import TrainSettings
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.train.shape import DrafterShape
 
@@ -51,8 +55,7 @@ def new_drafter(
     bias starts at zero.
     """
     fields = Fields(config, Path("config.json"))
-    tables = {"embed_tokens.weight": shape.own_embedding, "lm_head.weight": shape.own_head}
-    translated = deepspec.translate(fields, [name for name, own in tables.items() if own])
+    translated = _translated(shape, config)
     weights = _random_weights(translated, seed)
     features, hidden = target.features(sample, translated.taps)
     loudness = _root_mean_square(features).reshape(len(translated.taps), -1)
@@ -69,6 +72,43 @@ def new_drafter(
         weights["d2t"] = mx.array((kept - np.arange(len(kept))).astype(np.int64))
     mx.eval(weights)
     return Start(dict(config), deepspec.read(fields, weights, ()))
+
+
+@dataclass(frozen=True)
+class Base:
+    """A drafter to train further: its name, the first line of its card, and what is in it."""
+
+    name: str
+    card: str
+    start: Start
+
+
+def base_drafter(settings: TrainSettings, target: DenseTarget, progress: Progress) -> Base:
+    """The drafter that `warm_start` names: a folder, a hub id, or one that comes with the program.
+
+    Raises LoadError or DownloadError when it cannot be had, or does not fit the target.
+    """
+    try:
+        found = resolve_drafter(str(settings.warm_start), progress=progress)
+        start = existing_drafter(found.path, target)
+    except DsparkError as error:
+        error.field = "warm_start"
+        raise
+    card = found.path / "README.md"
+    lines = card.read_text(encoding="utf-8").splitlines() if card.is_file() else []
+    titles = [line.lstrip("# ") for line in lines if line.startswith("# ")]
+    return Base(found.name, titles[0] if titles else "", start)
+
+
+def parameters_of(shape: DrafterShape, config: Mapping[str, Any]) -> int:
+    """Numbers in a drafter of `config`, before it is made."""
+    return sum(math.prod(each) for each in deepspec.expected_tensors(_translated(shape, config)).values())
+
+
+def _translated(shape: DrafterShape, config: Mapping[str, Any]) -> DrafterConfig:
+    tables = {"embed_tokens.weight": shape.own_embedding, "lm_head.weight": shape.own_head}
+    present = [name for name, own in tables.items() if own]
+    return deepspec.translate(Fields(config, Path("config.json")), present)
 
 
 def existing_drafter(folder: Path, target: DenseTarget) -> Start:

@@ -42,6 +42,9 @@ LOWEST_RATE = 0.02
 REPORT_SECONDS, MEASURE_SECONDS = 2.0, 60.0
 """Between reports, and between measurements of the target's share of the time."""
 
+CHECKPOINT_SECONDS = 300.0
+"""Longest time between checkpoints, however many steps it takes."""
+
 IN_FLIGHT = 2
 """Steps that may be scheduled and not yet computed."""
 
@@ -103,6 +106,7 @@ class Trainer:
         clock = _Clock(self.state.seconds)
         reporter = _Reporter(self, clock, emit)
         saved_at, stopped, stream = self.state.step, False, batches.stream(self.state.step)
+        saved_when = clock.seconds()
         try:
             while self.fraction(clock.seconds()) < 1 and not (stopped := stop()):
                 batch = next(stream)
@@ -111,10 +115,11 @@ class Trainer:
                 sums = self.trainee.step(batch, rate, rounded=fraction >= ROUNDED_FROM)
                 self.state = RunState(self.state.step + 1, clock.seconds())
                 reporter.take(batch, sums, rate)
-                if self.state.step % self.settings.checkpoint_every == 0:
+                by_time = clock.seconds() - saved_when >= CHECKPOINT_SECONDS
+                if by_time or self.state.step % self.settings.checkpoint_every == 0:
                     reporter.report()
                     self._save(emit)
-                    saved_at = self.state.step
+                    saved_at, saved_when = self.state.step, clock.seconds()
         finally:
             stream.close()
         reporter.report()
@@ -149,6 +154,7 @@ class Trainer:
             for batch in self._held_out[1:]:
                 total = total.plus(self.trainee.measure(batch))
             emit(measured(self.state.step, total, self.trainee.loss_weights))
+        self.folder.bind()
         optimizer = self.trainee.optimizer_state()
         saved = save_checkpoint(self.folder.checkpoints, self.state, self.config, self.weights(), optimizer)
         emit(CheckpointSaved(self.state.step, saved))
@@ -163,7 +169,7 @@ class Trainer:
         log = self.folder.log
         if log.is_file():
             lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
-            kept = [line for line in lines if json.loads(line)["step"] <= self.state.step]
+            kept = [line for line in lines if _step_of(line) <= self.state.step]
             log.write_text("".join(kept), encoding="utf-8")
 
         def both(event: TrainEvent) -> None:
@@ -173,6 +179,14 @@ class Trainer:
             emit(event)
 
         return both
+
+
+def _step_of(line: str) -> float:
+    """The step of a line of the log; infinite for one that was cut off."""
+    try:
+        return json.loads(line)["step"]
+    except ValueError:
+        return math.inf
 
 
 class _Clock:

@@ -321,7 +321,7 @@ def test_a_broken_template_is_named(cli: Cli, tmp_path: Path) -> None:
             ["--model", "{model}", "--drafter", "./no-such-drafter", "--prompt", "x"],
             "There is no drafter './no-such-drafter'",
         ),
-        (["--drafter", "smollm2-135m", "--prompt", "x"], "smollm2-135m is a language model, not a drafter."),
+        (["--model", "{model}", "--drafter", "shipped:none", "--prompt", "x"], "'shipped:none'"),
         (["--model", "{model}", "--prompt", "the people " * CONTEXT], "context"),
         (["--model", "{model}", "--prompt", "   "], "empty"),
         (["--model", "{model}", "--prompt", "-"], "prompt"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -20,13 +21,14 @@ from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.kernels.dispatch import install_cpu_weights
 from mlx_dspark.targets.load import target_of
-from mlx_dspark.train.data import Answer, DiskStore, JoinedStore
-from mlx_dspark.train.generate import Answerer, Recipe, WaveDone
+from mlx_dspark.train.data import Answer, DiskStore, JoinedStore, PartStore, Source, prompt_key
+from mlx_dspark.train.generate import Answerer, Answering, Prompt, Recipe
 from mlx_dspark.train.prompts import Opener, UserTurns, read_openers, read_prompts
 from tests.tiny import EOS_IDS, tiny_config, tiny_llama, tiny_tokenizer
 
-RECIPE = Recipe(rows=4, wave=6, answer_tokens=24)
-PROMPTS = ["Say this.", "the word and the other", "A", "Two turns of talk", "x y z", "to be", "or not", "end"]
+RECIPE = Recipe(rows=4, together=6, answer_tokens=24)
+WORDS = ["Say this.", "the word and the other", "A", "Two turns of talk", "x y z", "to be", "or not", "end"]
+PROMPTS = [Prompt(word, Source("words")) for word in WORDS]
 
 
 @pytest.fixture(scope="module", params=["stock", "kernels"])
@@ -62,9 +64,8 @@ def test_greedy_answers_are_the_targets_own(answerer: Answerer, tmp_path: Path) 
 def test_an_interrupted_run_goes_on_and_ends_the_same(answerer: Answerer, tmp_path: Path) -> None:
     whole, parts = DiskStore(tmp_path / "whole", "tiny"), DiskStore(tmp_path / "parts", "tiny")
     answerer.fill(whole, PROMPTS, 7)
-    waves = []
-    answerer.fill(parts, PROMPTS, 7, deadline=monotonic() + 0.01, progress=waves.append)
-    assert len(waves) < 3
+    answerer.fill(parts, PROMPTS, 7, deadline=monotonic())
+    assert len(parts) < len(whole)
     reopened = DiskStore(tmp_path / "parts", "tiny")
     answerer.fill(reopened, PROMPTS, 7)
     assert content(reopened) == content(whole)
@@ -81,34 +82,98 @@ def test_what_is_stored_does_not_depend_on_the_rows_that_run_at_once(
     answerer.fill(here, PROMPTS, 7)
     other.fill(there, PROMPTS, 7)
     assert content(there) == content(here)
-    assert there.waves == here.waves == 3
 
 
-@pytest.mark.parametrize("stopped_after", [1, 2])
-def test_a_run_that_breaks_off_goes_on_after_its_last_wave(
-    answerer: Answerer, tmp_path: Path, stopped_after: int
+@pytest.mark.parametrize("stopped_at", [1, 130, 200])
+@pytest.mark.parametrize("how", ["asked to", "exception"])
+def test_a_run_that_breaks_off_keeps_what_is_finished(
+    answerer: Answerer, tmp_path: Path, stopped_at: int, how: str
 ) -> None:
+    """Gone on with, it stores what a run in one piece does; what was stored is not answered again."""
     whole, parts = DiskStore(tmp_path / "whole", "tiny"), DiskStore(tmp_path / "parts", "tiny")
     answerer.fill(whole, PROMPTS, 7)
+    asked = iter(range(100_000))
 
-    def stop(_: WaveDone) -> None:
-        if parts.waves == stopped_after:
+    def stop() -> bool:
+        if next(asked) < stopped_at:
+            return False
+        if how == "exception":
             raise KeyboardInterrupt
+        return True
 
-    with pytest.raises(KeyboardInterrupt):
-        answerer.fill(parts, PROMPTS, 7, progress=stop)
-    assert parts.waves == stopped_after
+    with pytest.raises(KeyboardInterrupt) if how == "exception" else nullcontext():
+        answerer.fill(parts, PROMPTS, 7, stop=stop)
     reopened = DiskStore(tmp_path / "parts", "tiny")
-    answerer.fill(reopened, PROMPTS, 7)
+    assert all(each in content(whole) for each in content(reopened))
+    assert bool(len(reopened)) == (stopped_at > 1)
+    told: list[Answering] = []
+    known = sum(reopened.knows(key) for key in whole._known)
+    answerer.fill(reopened, PROMPTS, 7, progress=told.append)
+    assert told[-1].known == known
     assert content(reopened) == content(whole)
 
 
 def test_the_left_prompts_count_down_to_none(answerer: Answerer, tmp_path: Path) -> None:
-    told: list[WaveDone] = []
+    told: list[Answering] = []
     store = DiskStore(tmp_path / "data", "tiny")
     answerer.fill(store, PROMPTS, 7, progress=told.append)
-    assert [t.prompts_left for t in told] == [9, 3, 0]
+    lefts = [t.left for t in told]
+    assert lefts == sorted(lefts, reverse=True)
+    assert (told[-1].prompts, told[-1].left, told[-1].known) == (15, 0, 0)
     assert (told[-1].sequences, told[-1].answer_tokens) == (len(store), store.answer_tokens)
+    assert told[-1].sequences + told[-1].short + told[-1].long == 15
+
+
+@pytest.mark.parametrize("own", [0, 3])
+def test_prompts_are_known_by_what_they_say(answerer: Answerer, tmp_path: Path, own: int) -> None:
+    """Other prompts are answered whatever is stored already, the same ones are not, from any file."""
+    store = DiskStore(tmp_path / "data", "tiny")
+    answerer.fill(store, PROMPTS[:5], own)
+    before = content(store)
+    told: list[Answering] = []
+    again = [Prompt(each.content, Source("others", "2")) for each in PROMPTS[3:]]
+    answerer.fill(store, again, own, progress=told.append)
+    assert told[-1].known == 2 + own
+    whole = DiskStore(tmp_path / "whole", "tiny")
+    answerer.fill(whole, PROMPTS, own)
+    asked = [{prompt_key(ids[:n]) for ids, n in content(each)} for each in (store, whole)]
+    assert asked[0] == asked[1]
+    assert all(each in content(store) for each in before)
+    assert DiskStore(tmp_path / "data", "tiny").sources() == store.sources()
+    assert {"words", "others"} <= set(store.sources())
+    assert sum(store.sources().values()) == len(store)
+    told.clear()
+    answerer.fill(store, PROMPTS, own, progress=told.append)
+    assert told == []
+
+
+def test_a_shard_without_keys_is_known_by_its_prompts(answerer: Answerer, tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "data", "tiny")
+    answerer.fill(store, PROMPTS[:4], 0)
+    before = content(store)
+    for shard in store.folder.glob("*.npz"):
+        with np.load(shard) as arrays:
+            kept = {name: arrays[name] for name in ("ids", "sizes")}
+        np.savez_compressed(shard, **kept)
+    (store.folder / "manifest.json").write_text('{"target": "tiny"}')
+    old = DiskStore(tmp_path / "data", "tiny")
+    assert content(old) == before
+    assert all(old.knows(prompt_key(ids[:n])) for ids, n in before)
+    assert list(old.sources()) == ["sources that are not recorded"]
+
+
+def test_held_out_prompts_are_left_out_of_a_store(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path / "s", "t")
+    store.append(ANSWERS)
+    part = PartStore(store, {prompt_key([6]), prompt_key([2])})
+    found = [part.sequence(index) for index in range(len(part))]
+    assert sorted(ids[:prompt].tolist() for ids, prompt in found) == [[1, 2, 3], [10, 11]]
+    assert part.lengths().tolist() == [[len(ids), prompt] for ids, prompt in found]
+    assert store.sources({prompt_key([6]), prompt_key([2])}).total() == 2
+    counts = np.zeros(12, dtype=np.int64)
+    for ids, prompt in found:
+        counts += np.bincount(ids[prompt:], minlength=12)
+    assert np.array_equal(part.counts(12), counts)
 
 
 def test_own_prompts_are_whole_user_turns(answerer: Answerer, tmp_path: Path) -> None:
@@ -222,7 +287,7 @@ def test_stores_refuse_what_is_not_theirs(tmp_path: Path) -> None:
         DiskStore(tmp_path / "a", "two")
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "notes.txt").write_text("mine")
-    with pytest.raises(UsageError, match="not empty"):
+    with pytest.raises(UsageError, match="not an empty folder"):
         DiskStore(tmp_path / "b", "one")
     shard = next((tmp_path / "a").glob("*.npz"))
     shard.write_bytes(shard.read_bytes()[:-40])
@@ -256,5 +321,5 @@ def test_ids_survive_the_disk_exactly(tmp_path: Path) -> None:
     store = DiskStore(tmp_path / "s", "t")
     store.append([Answer([1, 70_000], [2**20, 5]), Answer([3], [])])
     again = DiskStore(tmp_path / "s", "t")
-    assert content(again) == [([1, 70_000, 2**20, 5], 2), ([3], 1)]
+    assert sorted(content(again)) == [([1, 70_000, 2**20, 5], 2), ([3], 1)]
     assert np.array_equal(np.flatnonzero(again.counts(2**21)), [5, 2**20])

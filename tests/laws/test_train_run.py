@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -17,21 +18,30 @@ import pytest
 from filelock import FileLock
 
 from mlx_dspark.catalog.formats import DrafterCheckpoint, read_drafter
+from mlx_dspark.catalog.resolve import resolve_drafter
 from mlx_dspark.cli.main import run as command_line
 from mlx_dspark.cli.show import Progress
 from mlx_dspark.cli.train import _Teller
 from mlx_dspark.contracts import Observation
 from mlx_dspark.drafters.load import load_drafter
-from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError, UnsupportedModel, UsageError
+from mlx_dspark.foundation.errors import (
+    BadCheckpoint,
+    DsparkError,
+    LoadError,
+    UnsupportedModel,
+    UsageError,
+)
 from mlx_dspark.foundation.settings import TrainSettings
 from mlx_dspark.session import load
 from mlx_dspark.targets.load import target_of
 from mlx_dspark.train import run as run_module
+from mlx_dspark.train import trainer as trainer_module
 from mlx_dspark.train.checkpoint import checkpoints
 from mlx_dspark.train.data import Answer, DiskStore
 from mlx_dspark.train.export import export_drafter
 from mlx_dspark.train.folder import RunFolder
-from mlx_dspark.train.progress import CheckpointSaved, TrainFinished, TrainProgress, TrainStarted
+from mlx_dspark.train.generate import Answering
+from mlx_dspark.train.progress import CheckpointSaved, Remark, TrainFinished, TrainProgress, TrainStarted
 from mlx_dspark.train.run import PipelineEvent, run_training
 from tests.tiny import save_tiny, tiny_config, tiny_llama
 from tests.tiny_drafters import save_tiny_dspark
@@ -67,12 +77,13 @@ def settings(target: Path, prompts: Path, output: Path, **given: Any) -> TrainSe
 def test_the_whole_pipeline(target: Path, prompts: Path, tmp_path: Path) -> None:
     """Answers, steps, checkpoints, a drafter that loads, its card, and figures of the real engine."""
     events: list[PipelineEvent] = []
+    (tmp_path / "others.txt").write_text("Say other words\n\nSay the word 3\n\nAnd more", encoding="utf-8")
     asked = settings(
         target,
         prompts,
         tmp_path / "out",
         bits=4,
-        held_out=str(prompts),
+        held_out=str(tmp_path / "others.txt"),
         held_out_prompts=3,
         held_out_tokens=12,
     )
@@ -81,12 +92,19 @@ def test_the_whole_pipeline(target: Path, prompts: Path, tmp_path: Path) -> None
     assert [event.step for event in events if isinstance(event, CheckpointSaved)] == [4, 6]
     assert sum(len(event.losses) for event in events if isinstance(event, TrainProgress)) == 6
     assert outcome.evaluation is not None
-    assert {each.content for each in outcome.evaluation.accepted} == {"words"}
+    assert {each.content for each in outcome.evaluation.accepted} == {"others"}
+    assert [e.text for e in events if isinstance(e, Remark)] == [
+        "1 of 60 prompts is also held out, and is not trained on."
+    ]
     assert all(1 <= each.length <= 8 for each in outcome.evaluation.accepted)
     assert [each.temperature for each in outcome.evaluation.calibrations] == [0.0, 1.0]
     assert "plain decoding" in outcome.evaluation.verdict
     card = (outcome.folder / "README.md").read_text(encoding="utf-8")
-    assert "words.txt" in card
+    stored = DiskStore(outcome.folder / "run" / "data", _mark(outcome.folder / "run" / "data"))
+    assert f"| words.txt | {len(stored)} |" in card
+    assert stored._mark in card
+    assert "| learning_rate | 0.0045 |" in card
+    assert "None" not in card
     assert outcome.evaluation.verdict in card
     logged = (outcome.folder / "run" / "log.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line)["event"] for line in logged][-1] == "TrainFinished"
@@ -115,7 +133,7 @@ def test_the_command_goes_on_where_it_was_stopped(
 
     assert command("whole") == 0
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "interrupts", stopping_after(2))
+        patch.setattr(run_module, "interrupts", stopping_after(2, phase=2))
         assert command("parts") == 130
     assert "goes on from here" in capsys.readouterr().err
     assert not (tmp_path / "parts" / "model.safetensors").exists()
@@ -127,15 +145,66 @@ def test_the_command_goes_on_where_it_was_stopped(
     assert "--drafter" in err
 
 
-def stopping_after(steps: int) -> Callable[[], Any]:
-    """Stands for Ctrl-C after so many steps."""
+def stopping_after(steps: int, *, phase: int) -> Callable[[], Any]:
+    """Stands for Ctrl-C after so many questions in the first phase, of answers, or the second, of steps."""
+    phases = iter(range(1, 1000))
 
     @contextmanager
     def interrupts() -> Iterator[Callable[[], bool]]:
-        asked = iter(range(1000))
-        yield lambda: next(asked) >= steps
+        asked = iter(range(100_000))
+        stops = next(phases) == phase
+        yield lambda: stops and next(asked) >= steps
 
     return interrupts
+
+
+def test_answers_are_kept_when_the_command_is_stopped(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = settings(target, prompts, tmp_path / "out", data_rows=4)
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "interrupts", stopping_after(150, phase=1))
+        with pytest.raises(KeyboardInterrupt):
+            run_training(asked)
+    data = tmp_path / "out" / "run" / "data"
+    kept = DiskStore(data, _mark(data))
+    assert 0 < len(kept) < 60
+    events: list[PipelineEvent] = []
+    run_training(asked, emit=events.append)
+    told = [event for event in events if isinstance(event, Answering)][-1]
+    assert told.known == sum(kept.knows(key) for key in DiskStore(data, _mark(data))._known)
+
+
+def test_an_unfinished_run_is_no_drafter_yet(tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "out").claimed({}), pytest.raises(BadCheckpoint, match="unfinished") as refusal:
+        resolve_drafter(str(tmp_path / "out"))
+    assert "again" in refusal.value.next_step
+
+
+@pytest.mark.parametrize("name", ["shipped:smollm2-135m", "smollm2-135m"])
+def test_a_shipped_drafter_is_found_by_its_name(name: str) -> None:
+    assert read_drafter(resolve_drafter(name).path).packed is not None
+
+
+def test_a_second_run_answers_the_prompts_that_are_new(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Of an output that is made longer, and of a data folder that is shared; the card names all sources."""
+    (tmp_path / "more.txt").write_text("Say nothing\n\nSay the word 3\n\nSay all of it", encoding="utf-8")
+    data = tmp_path / "shared"
+    run_training(settings(target, prompts, tmp_path / "a", data=str(data), steps=1))
+    before = len(DiskStore(data, _mark(data)))
+    events: list[PipelineEvent] = []
+    more = tmp_path / "more.txt"
+    run_training(settings(target, more, tmp_path / "b", data=str(data), steps=1), emit=events.append)
+    told = [event for event in events if isinstance(event, Answering)][-1]
+    assert (told.prompts, told.known) == (3, 1)
+    store = DiskStore(data, _mark(data))
+    assert len(store) == before + 2 - told.short
+    alone = settings(target, prompts, tmp_path / "c", data=str(data), steps=1)
+    run_training(dataclasses.replace(alone, prompts=()))
+    for name in ("b", "c"):
+        card = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+        for source, count in store.sources().items():
+            assert f"| {source} | {count} |" in card
 
 
 def test_a_warm_start_keeps_shape_and_weights(target: Path, prompts: Path, tmp_path: Path) -> None:
@@ -151,15 +220,20 @@ def test_a_warm_start_keeps_shape_and_weights(target: Path, prompts: Path, tmp_p
     second = run_training(further)
     old, new = read_drafter(first.folder), read_drafter(second.folder)
     assert new.config == old.config
+    card = (second.folder / "README.md").read_text(encoding="utf-8")
+    assert "Begun with the weights of `first` (DSpark drafter for tiny)." in card
+    assert "Trained for 1 step in" in card
+    assert str(tmp_path) not in card
     assert all(bool(mx.allclose(new.weights[n], w, atol=1e-3).item()) for n, w in old.weights.items())
 
 
+NO_SHAPE = {"draft_vocab": None, "markov_rank": None}
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no output": ({"output": None}, "output"),
     "nothing to answer": ({"prompts": ()}, "prompts"),
     "openers of no turns": ({"self_openers": "openers.txt"}, "self_openers"),
     "absent openers": ({"self_openers": "no such file.txt", "self_prompts": 4}, "self_openers"),
-    "absent held-out prompts": ({"held_out": "no such file.txt"}, "prompts"),
+    "absent held-out prompts": ({"held_out": "no such file.txt"}, "held_out"),
     "absent prompts": ({"prompts": "no such file.jsonl"}, "prompts"),
     "too wide": ({"width": 4096}, "width"),
     "too many tokens": ({"draft_vocab": 5000}, "draft_vocab"),
@@ -167,20 +241,34 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "rank of no head": ({"markov": "none"}, "markov_rank"),
     "taps beyond": ({"taps": (0, 9)}, "taps"),
     "shape of another": ({"warm_start": "somewhere"}, "markov_rank"),
+    "absent drafter": ({**NO_SHAPE, "warm_start": "no such folder"}, "warm_start"),
+    "a model for a drafter": ({**NO_SHAPE, "warm_start": "TARGET"}, "warm_start"),
+    "drafter of another width": ({**NO_SHAPE, "warm_start": "shipped:smollm2-135m"}, "warm_start"),
+    "absent data": ({"prompts": (), "data": "no such folder"}, "data"),
+    "absent second data": ({"data": ("new", "no such folder")}, "data"),
+    "the same prompts twice": ({"held_out": "PROMPTS"}, "held_out"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_settings_are_refused(case: str, target: Path, prompts: Path, tmp_path: Path) -> None:
+def test_bad_settings_are_refused(
+    case: str, target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is answered, no folder is made for data, and the corrected command works on that output."""
+    monkeypatch.chdir(tmp_path)
     given, field = BAD[case]
+    named = {"TARGET": str(target), "PROMPTS": str(prompts)}
+    given = {name: named[value] if value in tuple(named) else value for name, value in given.items()}
     asked = {
         k.name: getattr(settings(target, prompts, tmp_path / "out"), k.name) for k in TrainSettings.knobs()
     }
-    with pytest.raises(UsageError) as refusal:
+    with pytest.raises((UsageError, LoadError)) as refusal:
         run_training(TrainSettings.of(asked | given))
     assert refusal.value.field == field
     assert refusal.value.next_step
     assert not (tmp_path / "out" / "run" / "data").exists()
+    assert not (tmp_path / "no such folder").exists()
+    assert not (tmp_path / "out" / "run" / "run.json").exists()
 
 
 def test_answers_of_several_folders_add_up(target: Path, prompts: Path, tmp_path: Path) -> None:
@@ -203,7 +291,8 @@ def test_answers_of_several_folders_add_up(target: Path, prompts: Path, tmp_path
         outcome = run_training(dataclasses.replace(asked, prompts=()), emit=events.append)
         weights.append((outcome.folder / "model.safetensors").read_bytes())
     begun = [event.sequences for event in events if isinstance(event, TrainStarted)]
-    assert begun == [len(stores[0]) + len(stores[1])] * 2
+    assert len(both) == len(stores[0]) + len(stores[1])
+    assert begun == [len(both) - 4] * 2
     assert weights[0] == weights[1]
 
 
@@ -226,8 +315,12 @@ def test_a_folder_in_use_is_refused(target: Path, prompts: Path, tmp_path: Path)
 
 def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "out")
-    with folder.claimed({"batch": 4, "taps": (0, 1)}):
+    with folder.claimed({"batch": 16}):
         pass
+    with folder.claimed({"batch": 4, "taps": (0, 1)}):
+        folder.bind()
+        (folder.checkpoints / "step-00000001").mkdir()
+        (folder.checkpoints / "step-00000001" / "state.json").write_text("{}")
     with folder.claimed({"batch": 4, "taps": (0, 1)}):
         pass
     with pytest.raises(UsageError, match="begun with 4") as refusal, folder.claimed({"batch": 8}):
@@ -243,6 +336,81 @@ def test_a_full_disk_is_refused(
         run_training(settings(target, prompts, tmp_path / "out"))
     assert refusal.value.field == "output"
     assert not checkpoints(tmp_path / "out" / "run" / "checkpoints")
+    assert not (tmp_path / "out" / "run" / "data").exists()
+
+
+@pytest.mark.parametrize("full_at", ["checkpoint", "export", "log"])
+def test_a_disk_that_fills_up_leaves_the_last_checkpoint(
+    full_at: str, target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command then goes on from there and ends as a run that had room."""
+    asked = settings(target, prompts, tmp_path / "out", steps=3, checkpoint_every=2)
+    names = {"export": "new.safetensors", "log": "log.jsonl"}
+    name, fails = names.get(full_at, "model.safetensors"), iter([full_at != "checkpoint", True])
+    saves, opened = mx.save_safetensors, Path.open
+
+    def save(file: str, *rest: Any) -> None:
+        if Path(file).name == name and next(fails):
+            Path(file).write_bytes(b"half")
+            raise RuntimeError("[write] Unable to write 8 bytes to file.")
+        saves(file, *rest)
+
+    def open_(path: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        if path.name == name and mode == "a" and checkpoints(tmp_path / "out" / "run" / "checkpoints"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return opened(path, mode, *rest, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mx, "save_safetensors", save)
+        patch.setattr(Path, "open", open_)
+        with pytest.raises(UsageError, match="disk is full") as refusal:
+            run_training(asked)
+    saved = checkpoints(tmp_path / "out" / "run" / "checkpoints")
+    assert saved
+    assert saved[-1].name in refusal.value.next_step
+    assert not list((tmp_path / "out").rglob("*.partial"))
+    assert not list((tmp_path / "out").rglob("new.*"))
+    events: list[PipelineEvent] = []
+    run_training(asked, emit=events.append)
+    begun = next(event.step for event in events if isinstance(event, TrainStarted))
+    assert f"step-{begun:08d}" == saved[-1].name
+    run_training(settings(target, prompts, tmp_path / "whole", steps=3, checkpoint_every=2))
+    made = [(tmp_path / home / "model.safetensors").read_bytes() for home in ("out", "whole")]
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("where", ["file/out", "/proc/out", "x" * 300, "~nobody of that name/out"])
+def test_an_output_that_cannot_be_made_is_refused(
+    where: str, target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written") as refusal:
+        run_training(settings(target, prompts, Path(where)))
+    assert refusal.value.field == "output"
+
+
+def test_checkpoints_come_by_time_too(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer_module, "CHECKPOINT_SECONDS", 0.0)
+    events: list[PipelineEvent] = []
+    run_training(settings(target, prompts, tmp_path / "out", steps=3), emit=events.append)
+    assert [event.step for event in events if isinstance(event, CheckpointSaved)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("few", [4, 12])
+def test_held_out_answers_come_from_the_data_or_it_says_why_not(
+    few: int, target: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "few.txt").write_text("\n\n".join(PROMPTS[:few]), encoding="utf-8")
+    events: list[PipelineEvent] = []
+    asked = settings(
+        target, tmp_path / "few.txt", tmp_path / "out", steps=1, held_out_prompts=2, held_out_tokens=8
+    )
+    outcome = run_training(asked, emit=events.append)
+    told = [event.text for event in events if isinstance(event, Remark)]
+    assert (outcome.evaluation is None) == (few == 4) == any("too few answers" in text for text in told)
 
 
 def test_a_target_without_a_head_of_its_own_is_refused() -> None:

@@ -40,6 +40,11 @@ def shipped_drafter(found: ModelRef, home: Path | None = None) -> Path | None:
     return None
 
 
+def drafter_named(name: str, home: Path | None = None) -> Path | None:
+    """The folder of the drafter of this name; None where none is called so."""
+    return next((folder for folder, _, _ in _targets(home) if folder.name == name), None)
+
+
 def recorded_acceptance(folder: Path) -> tuple[float, ...]:
     """What is recorded of the drafter in a folder that `shipped_drafter` found; () where nothing is."""
     first, *_ = json.loads((folder / TARGETS).read_text(encoding="utf-8"))

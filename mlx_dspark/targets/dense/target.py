@@ -175,9 +175,14 @@ class DenseTarget:
         output is more than its head applied to that.
         """
         body = self._parts.body
-        if body is None or not self._parts.plain or not taps:
+        if body is None or not self._parts.plain:
+            what = (
+                "has no vocabulary head that can be told apart from its layers"
+                if body is None
+                else "does more to its logits than its vocabulary head, such as a multiplier or a soft cap"
+            )
             raise UnsupportedModel(
-                f"{type(self.model).__module__} has no separate vocabulary head, or no taps are asked for.",
+                f"{type(self.model).__module__} {what}.",
                 "A drafter cannot be trained for this model.",
                 field="target",
             )
