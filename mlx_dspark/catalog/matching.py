@@ -27,8 +27,9 @@ _NOT_CONVERSIONS = ("finetune", "adapter", "merge")
 class ModelFacts:
     """What a row is compared with. None or empty: not known.
 
-    `origin` is the hub id it was fetched as, `parents` the models that its card says it was made from,
-    `relation` what the card calls that; `converted`: it is stored as MLX stores conversions.
+    `origin` is the hub id it was fetched as or lies under in a model folder, `parents` the models that its
+    card says it was made from, `relation` what the card calls that; `converted`: it is stored as MLX stores
+    conversions.
     """
 
     origin: str | None = None
@@ -58,7 +59,8 @@ def facts_of(found: ModelRef, *, with_vocabulary: bool = True) -> ModelFacts:
 
     Raises BadCheckpoint for a folder without a readable config.json.
     """
-    origin = found.source if found.source == found.name and "/" in found.source else None
+    fetched = found.source == found.name and "/" in found.source
+    origin = found.source if fetched else found.placed_as
     if found.packaging != "folder":
         return ModelFacts(origin)
     config = read_config(found.path)

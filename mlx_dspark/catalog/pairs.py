@@ -208,6 +208,21 @@ _WORDS = ("architecture", "vocabulary", "weights_source", "kv_source")
 MODES = ("dspark", "dflash", "lookup")
 
 
+def _target(row: Row) -> str:
+    """A hub id, or the short name of the program's own model."""
+    from mlx_dspark.catalog.default_model import NAME
+    from mlx_dspark.catalog.hub import is_hub_id
+
+    target = row.required("target")
+    if target != NAME and not is_hub_id(target):
+        row.bad(
+            "target",
+            f"is {target!r}, no hub id (publisher/repository); for a model in a model folder "
+            "give publisher/repository as it lies there, for one elsewhere name the drafter with --drafter",
+        )
+    return target
+
+
 def _pair(row: Row) -> Pair:
     drafters = row.drafters(MODES[:2])
     mode = row.word("mode") or next(iter(drafters), "lookup")
@@ -217,7 +232,7 @@ def _pair(row: Row) -> Pair:
     known |= {name: row.word(name) for name in _WORDS}
     pair = Pair(
         id=row.required("id"),
-        target=row.required("target"),
+        target=_target(row),
         drafters=MappingProxyType(drafters),
         mode=mode,
         source=row.word("source") or str(row.file),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,8 @@ GGUF = "gguf:"
 class ModelRef:
     """A model found on this machine: what it is called, where it lies and where it came from.
 
-    `sha256` is that of its one file where finding it included checking that, else None.
+    `sha256` is that of its one file where finding it included checking that, else None. `placed_as` is the
+    `publisher/repository` that it lies under in a folder of `catalog.places`, None elsewhere.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ModelRef:
     source: str
     trust_remote_code: bool = False
     sha256: str | None = None
+    placed_as: str | None = None
 
 
 def resolve_model(
@@ -88,7 +90,9 @@ def resolve_model(
     if name.startswith(GGUF):
         return _hub_file(name, offline, progress, weigh)
     if (placed := _placed(name)) is not None:
-        return _folder(placed, trust_remote_code)
+        under = tuple(name.split("/"))
+        known = name if len(under) == 2 and placed.parts[-2:] == under else None
+        return replace(_folder(placed, trust_remote_code), placed_as=known)
     if is_hub_id(name):
         folder = fetch_repository(
             name,

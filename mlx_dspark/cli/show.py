@@ -152,7 +152,7 @@ def _cap(result: Result) -> str:
 
 def against_plain(result: Result) -> str:
     """The rate as a multiple of plain decoding, and what was expected of it; empty where it is not known."""
-    if result.mode == "baseline" or result.observed_speedup is None:
+    if result.mode == "baseline" or result.observed_speedup is None or not result.drafted:
         return ""
     expected = result.predicted_speedup
     told = "" if expected is None else f" ({expected:.2f}x expected)"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.draft_model import find_draft_model
-from mlx_dspark.session.fits import MemoryGuard, config_of
-from mlx_dspark.session.pair import drafting_mode, find_parts, read_drafter
+from mlx_dspark.session.fits import MemoryGuard
+from mlx_dspark.session.pair import drafting_mode, find_parts, read_drafter, refuse_unfit
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import Progress
@@ -19,17 +19,12 @@ def examine(settings: LoadSettings, progress: Progress, *, released: int = 0) ->
     The drafter is read, the model is not. `released` bytes of memory are taken now and will be free by then.
     Raises UsageError, LoadError or DownloadError, as `load_parts` does.
     """
-    from mlx_dspark.catalog.folder import check_folder
     from mlx_dspark.catalog.memory import memory_here
-    from mlx_dspark.targets.load import refuse_config
 
     have = memory_here(released) if settings.memory_guard else None
     guard = MemoryGuard(settings, have)
     found = find_parts(settings, progress, guard, 1)
-    if found.model.packaging == "folder":
-        check_folder(found.model.path, trust_remote_code=settings.trust_remote_code)
-    config = config_of(found.model)
-    refuse_config(config, kv_bits=settings.kv_bits)
+    config = refuse_unfit(found.model, settings)
     if settings.draft_model is not None:
         drafting_mode(settings)
         find_draft_model(settings, progress)

@@ -21,7 +21,7 @@ from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
 from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
-from mlx_dspark.session.fits import MemoryGuard
+from mlx_dspark.session.fits import MemoryGuard, config_of
 from mlx_dspark.session.registered import (
     Registered,
     may_be_registered,
@@ -271,9 +271,30 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
         drafter = load_draft_model(draft, settings, checkpoint, report, ranks=ranks)
         first = _after_lookup(settings, drafter)
         return _Read(checkpoint, first, None, drafting, None, Registered(), guard.room)
+    if _would_be_fetched(settings.drafter or known.drafter):
+        refuse_unfit(found, settings, ranks)
     drafter, model, mode, known = read_drafter(settings, shipped, known, report)
     checkpoint = load(model)
     return _Read(checkpoint, drafter, model, mode, shipped, known, guard.room)
+
+
+def _would_be_fetched(drafter: str | None) -> bool:
+    from mlx_dspark.catalog.hub import cached_repository, is_hub_id
+
+    there = drafter is None or not is_hub_id(str(drafter)) or Path(drafter).exists()
+    return not there and cached_repository(str(drafter)) is None
+
+
+def refuse_unfit(found: ModelRef, settings: LoadSettings, ranks: int = 1) -> dict[str, Any]:
+    """The config of a model on this machine. Raises LoadError where its files show that it cannot run."""
+    from mlx_dspark.catalog.folder import check_folder
+    from mlx_dspark.targets.load import refuse_config
+
+    if found.packaging == "folder":
+        check_folder(found.path, trust_remote_code=settings.trust_remote_code)
+    config = config_of(found)
+    refuse_config(config, kv_bits=settings.kv_bits, ranks=ranks)
+    return config
 
 
 def _known(settings: LoadSettings, found: ModelRef, shipped: Path | None) -> Registered:

@@ -146,7 +146,7 @@ def _shelved(found: Found, have: Memory | None) -> Shelved:
 
 def _local_fit(path: Path, have: Memory | None) -> tuple[Verdict | None, int, str]:
     """Whether a model on this machine fits, the bytes of its weights, and what is wrong with it."""
-    from mlx_dspark.catalog.folder import refuse_remote_code
+    from mlx_dspark.catalog.folder import check_folder
     from mlx_dspark.catalog.resolve import resolve_model
     from mlx_dspark.session.fits import config_of, fit_found, stored_bytes
 
@@ -155,7 +155,7 @@ def _local_fit(path: Path, have: Memory | None) -> tuple[Verdict | None, int, st
         found = resolve_model(str(path), cache_dir=path)
         config = config_of(found)
         if found.packaging == "folder":
-            refuse_remote_code(found.path, config)
+            check_folder(found.path)
         size = stored_bytes(found)
         return fit_found(found, config, have), size, ""
     except DsparkError as error:

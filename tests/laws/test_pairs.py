@@ -15,7 +15,7 @@ from mlx_dspark.catalog.matching import ModelFacts, facts_of, match
 from mlx_dspark.catalog.pairs import PACKAGED, Pair, load_registry, read_pairs, registry
 from mlx_dspark.catalog.resolve import resolve_model
 from mlx_dspark.cli.main import run
-from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, UsageError
+from mlx_dspark.foundation.errors import BadCheckpoint, ModelNotFound, RemoteCodeRefused, UsageError
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.measured import measured_gains, remember_gains
 from mlx_dspark.session.pair import load_parts
@@ -186,6 +186,7 @@ def test_user_rows_add_and_replace(config_home: Path) -> None:
         ('drafters = { dspark = "x" }\nspeedups = { chat = 0 }', "speedups.chat", "above 0"),
         ('drafters = { dspark = "x" }\nparents = "x"', "parents", "list of texts"),
         ('drafters = { dspark = "x" }\nlicense = "MIT"', "license", "not a field"),
+        ('target = "/a/folder"\ndrafters = { dspark = "x" }', "target", "no hub id"),
         (
             'drafters = { dspark = "x" }\n[[pair.expected]]\nmode = "dspark"\ncap = 2\naccept_length = 4.0',
             "expected.accept_length",
@@ -196,7 +197,8 @@ def test_user_rows_add_and_replace(config_home: Path) -> None:
 def test_a_bad_row_is_told_by_file_line_and_field_and_costs_itself(
     config_home: Path, row: str, field: str, told: str
 ) -> None:
-    file = write(config_home, f'{GOOD}\n[[pair]]\nid = "bad"\ntarget = "me/other"\n{row}\n')
+    target = "" if row.startswith("target") else 'target = "me/other"'
+    file = write(config_home, f'{GOOD}\n[[pair]]\nid = "bad"\n{target}\n{row}\n')
     known = load_registry()
     (fault,) = known.faults
     assert fault.field == field
@@ -247,6 +249,35 @@ def test_a_conversion_gets_the_drafter_of_its_row(tmp_path: Path, config_home: P
     assert parts.drafter is not None
     assert [source.name for source in parts.drafter.sources] == ["dspark"]
     assert "small" in parts.pairing
+
+
+@pytest.mark.parametrize("named", ["small", TARGET])
+def test_a_target_is_known_by_where_it_lies_in_a_model_folder(
+    tmp_path: Path, config_home: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """By publisher and repository, as LM Studio lays models out; and only with the row's numbers."""
+    model = save_pair(tmp_path, config_home, "tags: []", lookup="false")
+    monkeypatch.setenv("MLX_DSPARK_MODEL_DIRS", str(tmp_path / "models"))
+    place = tmp_path / "models" / TARGET
+    place.parent.mkdir(parents=True)
+    model.rename(place)
+    assert load_parts(LoadSettings(model=named)).mode == "dspark"
+    save_pair(tmp_path, config_home, "tags: []", lookup="false", layers="7")
+    assert load_parts(LoadSettings(model=named)).mode == "lookup"
+
+
+def test_a_model_that_cannot_run_is_refused_before_its_drafter_is_fetched(
+    tmp_path: Path, config_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_tiny(tmp_path / "model")
+    (model / "modeling.py").write_text("print(1)")
+    edited = json.loads((model / "config.json").read_text()) | {"auto_map": {"AutoModel": "modeling.M"}}
+    (model / "config.json").write_text(json.dumps(edited))
+    monkeypatch.setattr(
+        "mlx_dspark.session.pair.read_drafter", lambda *_: pytest.fail("the drafter is fetched")
+    )
+    with pytest.raises(RemoteCodeRefused):
+        load_parts(LoadSettings(model=model, drafter="me/head"))
 
 
 @pytest.mark.parametrize(

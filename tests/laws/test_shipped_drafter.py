@@ -24,6 +24,8 @@ from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.drafters.block import BlockDrafter
 from mlx_dspark.drafters.load import load_drafter
 from mlx_dspark.foundation.errors import DrafterMismatch, UsageError
+from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.session.pair import load_parts
 from mlx_dspark.train.evaluate import evaluate
 from mlx_dspark.train.export import export_drafter
 from tests.default_model import parts
@@ -121,6 +123,19 @@ def test_a_model_that_cannot_have_one_is_refused_before_it_is_fetched(home: Path
     assert not may_have_shipped_drafter("owner/name")
     with pytest.raises(UsageError, match="no drafter is given"):
         mlx_dspark.load("owner/name", mode=mode)
+
+
+@pytest.mark.parametrize("named", ["owner/name", "name"])
+def test_a_packed_model_in_a_model_folder_has_its_drafter_by_either_name(
+    home: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    place = tmp_path / "models" / "owner" / "name"
+    place.mkdir(parents=True)
+    model.rename(place / "model.gguf")
+    monkeypatch.setenv("MLX_DSPARK_MODEL_DIRS", str(tmp_path / "models"))
+    assert may_have_shipped_drafter(named)
+    parts = load_parts(LoadSettings(model=named))
+    assert parts.mode == "dspark"
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -17,6 +17,7 @@ from pathlib import Path
 from mlx_dspark.catalog.default_model import NAME
 from mlx_dspark.catalog.folder import packed_models
 from mlx_dspark.catalog.integrity import sha256_of
+from mlx_dspark.catalog.places import find_placed
 from mlx_dspark.catalog.reading import reading
 from mlx_dspark.catalog.resolve import ModelRef
 
@@ -53,13 +54,15 @@ def recorded_acceptance(folder: Path) -> tuple[float, ...]:
 
 def may_have_shipped_drafter(name: str | None, home: Path | None = None) -> bool:
     """Whether a model of this name could have one, as far as can be told before it is fetched."""
-    single_file = name is None or name == NAME or name.lower().endswith(".gguf") or _holds_one_file(name)
-    return single_file and bool(_targets(home))
+    single_file = name is None or name == NAME or name.lower().endswith(".gguf")
+    return (single_file or _holds_one_file(name)) and bool(_targets(home))
 
 
-def _holds_one_file(name: str) -> bool:
-    """Whether this is a folder of which `resolve_model` takes the only GGUF model."""
-    folder = Path(name)
+def _holds_one_file(name: str | None) -> bool:
+    """Whether this is, or names, a folder of which `resolve_model` takes the only GGUF model."""
+    folder = Path(name or "")
+    if not folder.exists():
+        folder = find_placed(name or "") or folder
     return not (folder / "config.json").exists() and len(packed_models(folder)) == 1
 
 
