@@ -68,7 +68,8 @@ def pull(
 ) -> int:
     """Fetch a model or drafter into the hub's cache, unless it is on this machine; prints where it lies.
 
-    Ctrl-C loses nothing: the next pull goes on from there.
+    A model that is on this machine already is refused if it could not be loaded. Ctrl-C loses nothing: the
+    next pull goes on from there.
     """
     from functools import partial
 
@@ -76,6 +77,7 @@ def pull(
     from mlx_dspark.catalog.resolve import resolve_drafter, resolve_model
     from mlx_dspark.foundation.settings import LoadSettings
     from mlx_dspark.session.fits import MemoryGuard
+    from mlx_dspark.session.pair import refuse_unfit
     from mlx_dspark.targets.load import refuse_config
 
     refuse_ranks("pull")
@@ -93,6 +95,7 @@ def pull(
             accept=partial(refuse_config),
             weigh=guard.weigh,
         )
+        refuse_unfit(found, LoadSettings(trust_remote_code=trust_remote_code))
     progress.clear()
     print(found.path)
     return 0

@@ -271,18 +271,19 @@ def _read(settings: LoadSettings, report: Progress, link: Link | None) -> _Read:
         drafter = load_draft_model(draft, settings, checkpoint, report, ranks=ranks)
         first = _after_lookup(settings, drafter)
         return _Read(checkpoint, first, None, drafting, None, Registered(), guard.room)
-    if _would_be_fetched(settings.drafter or known.drafter):
+    if _would_be_fetched(str(settings.drafter or known.drafter or "")):
         refuse_unfit(found, settings, ranks)
     drafter, model, mode, known = read_drafter(settings, shipped, known, report)
     checkpoint = load(model)
     return _Read(checkpoint, drafter, model, mode, shipped, known, guard.room)
 
 
-def _would_be_fetched(drafter: str | None) -> bool:
+def _would_be_fetched(drafter: str) -> bool:
+    """Whether a drafter of this name, if it is one, is not on this machine."""
     from mlx_dspark.catalog.hub import cached_repository, is_hub_id
 
-    there = drafter is None or not is_hub_id(str(drafter)) or Path(drafter).exists()
-    return not there and cached_repository(str(drafter)) is None
+    there = not is_hub_id(drafter) or Path(drafter).exists()
+    return not there and cached_repository(drafter) is None
 
 
 def refuse_unfit(found: ModelRef, settings: LoadSettings, ranks: int = 1) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 
@@ -360,3 +360,29 @@ def test_a_model_is_inspected_without_its_weights(
     hub.add("maker/broken", tmp_path / "m")
     assert run(["inspect", "maker/broken"]) == 2
     assert "quantization" in capsys.readouterr().out
+
+
+def _cut(folder: Path) -> Path:
+    save_tiny(folder)
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    return folder
+
+
+LOCAL: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "a model": (save_tiny, ""),
+    "a drafter": (save_tiny_dspark, "is a drafter and no model"),
+    "a model that is cut short": (_cut, "cut short"),
+    "a folder of something else": (lambda folder: (folder.mkdir(), folder)[1], "config.json"),
+}
+
+
+@pytest.mark.parametrize("kind", LOCAL)
+def test_what_is_here_already_is_pulled_only_if_it_could_be_loaded(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make, told = LOCAL[kind]
+    folder = make(tmp_path / "it")
+    assert run(["pull", str(folder)]) == (2 if told else 0)
+    said = capsys.readouterr()
+    assert told in said.err if told else str(folder) in said.out

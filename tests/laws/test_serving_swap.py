@@ -232,14 +232,14 @@ def test_answers_under_way_are_completed_and_new_ones_are_told_to_come_again(
 
 
 def test_answers_that_take_too_long_are_told_that_they_are_cut_off(models: Path, slow_rounds: Any) -> None:
-    with admin_server(drain_timeout=0.2) as (client, _):
+    with admin_server(drain_timeout=0.2) as (client, swap):
         load(client, models / "one", mode="baseline", max_batch=2)
         whole = answered(client)
         slow_rounds(0.05)
         with ThreadPoolExecutor() as pool:
             plain = [pool.submit(client.post, CHAT, json=asked(max_tokens=400)) for _ in range(3)]
             stream = pool.submit(client.post, CHAT, json=asked(max_tokens=400, stream=True))
-            until(lambda: client.get("/health").json()["under_way"] == 4)
+            until(lambda: len(swap.host._generations) == 4)
             assert client.post("/admin/unload", json={}).json()["unloaded"]
             for each in plain:
                 assert each.result().status_code == 503
