@@ -58,6 +58,7 @@ class ScriptedEngine:
     alive: bool = True
     tokenizer: Any = field(default_factory=tiny_tokenizer)
     steps: int = 0
+    asked: int = 0
     cancelled: int = 0
 
     def __post_init__(self) -> None:
@@ -69,6 +70,7 @@ class ScriptedEngine:
         return self.alive
 
     def submit(self, request: GenerateRequest, notify: Callable[[], None] | None = None) -> Stream:
+        self.asked += 1
         ticket = Ticket(request, notify=notify)
         threading.Thread(target=self._answer, args=(ticket,), daemon=True).start()
         return Stream(ticket, self._cancel)

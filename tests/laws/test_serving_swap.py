@@ -209,7 +209,7 @@ def test_nothing_but_errors_of_ours_is_told_to_clients(
 
 
 def test_answers_under_way_are_completed_and_new_ones_are_told_to_come_again(
-    client: httpx.Client, models: Path, slow_rounds: Any
+    client: httpx.Client, server: tuple[httpx.Client, Swap], models: Path, slow_rounds: Any
 ) -> None:
     whole = answered(client, max_tokens=60)
     slow_rounds(0.01)
@@ -218,7 +218,7 @@ def test_answers_under_way_are_completed_and_new_ones_are_told_to_come_again(
         first = next(lines)
         with ThreadPoolExecutor() as pool:
             waiting = [pool.submit(answered, client, max_tokens=60) for _ in range(2)]
-            until(lambda: client.get("/health").json()["under_way"] == 3)
+            until(lambda: len(server[1].host._generations) == 3)
             swapping = pool.submit(load, client, models / "two", mode="baseline")
             until(lambda: client.get("/admin/status").json()["phase"] == "draining")
             refused = client.post(CHAT, json=asked())
