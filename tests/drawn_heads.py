@@ -30,7 +30,7 @@ class Drawn:
 
     H: int
     V: int
-    I: int  # noqa: E741
+    wide: int
     layers: int
     heads: int
     kv: int
@@ -251,7 +251,7 @@ def draw(packaging: str, seed: int, folder: Path) -> Drawn:
     d = Drawn(
         H=H,
         V=dice.between(200, 330),
-        I=dice.one(40, 96, 128),
+        wide=dice.one(40, 96, 128),
         layers=dice.between(1, 4),
         heads=heads,
         kv=kv,
@@ -289,7 +289,7 @@ def _backbone(d: Drawn, dice: Dice, theta: float) -> dict[str, Any]:
     return {
         "hidden_size": d.H,
         "vocab_size": d.V,
-        "intermediate_size": d.I,
+        "intermediate_size": d.wide,
         "num_hidden_layers": d.layers,
         "num_attention_heads": d.heads,
         "num_key_value_heads": d.kv,
@@ -620,8 +620,8 @@ def _shapes(d: Drawn) -> dict[str, tuple[int, ...]]:
             shapes[f"{at}self_attn.{name}_proj.weight"] = shape
             if d.bias:
                 shapes[f"{at}self_attn.{name}_proj.bias"] = shape[:1]
-        shapes |= {f"{at}mlp.{name}_proj.weight": (d.I, d.H) for name in ("gate", "up")}
-        shapes[f"{at}mlp.down_proj.weight"] = (d.H, d.I)
+        shapes |= {f"{at}mlp.{name}_proj.weight": (d.wide, d.H) for name in ("gate", "up")}
+        shapes[f"{at}mlp.down_proj.weight"] = (d.H, d.wide)
         norms |= {f"{at}self_attn.{name}_norm.weight": d.hd for name in "qk"}
         norms |= {f"{at}{name}_layernorm.weight": d.H for name in ("input", "post_attention")}
         if d.gemma:

@@ -7,6 +7,7 @@ difference to it. It raises Broken where what it read is not a call.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,16 +25,16 @@ class Broken(Exception):
     """The text is not a call."""
 
 
-class Ask:
+class Ask(ABC):
     """A question to the text: `feed` gives how much of it was read, until `done` or `failed`."""
 
     done = False
     failed = False
     value: Any = None
 
+    @abstractmethod
     def feed(self, text: str, ended: bool) -> int:
         """Read from `text`, what was not read before and then more of it; with `ended`, no more will come."""
-        raise NotImplementedError
 
 
 class Match(Ask):

@@ -8,7 +8,8 @@ from mlx_dspark.cli.benchmark import LOW_ADVICE
 from mlx_dspark.cli.ranks import refuse_ranks
 from mlx_dspark.cli.show import Progress
 from mlx_dspark.cli.streams import require_output
-from mlx_dspark.foundation.doctor_settings import DEFAULT_URL, DoctorSettings
+from mlx_dspark.foundation.doctor_settings import DoctorSettings
+from mlx_dspark.foundation.serve_settings import DEFAULT_URL
 
 FAILED = 2
 

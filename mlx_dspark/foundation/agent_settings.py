@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from mlx_dspark.foundation.knobs import About, Settings, Switch, Words
-from mlx_dspark.foundation.serve_settings import Secret
-
-_URL = re.compile(r"https?://[^/\s?#]+")
-
-
-class _Address(Words):
-    """The address of a server, without a path."""
-
-    def __init__(self) -> None:
-        super().__init__("an address such as http://127.0.0.1:8080, without a path")
-
-    def accepts(self, value: Any) -> bool:
-        return isinstance(value, str) and _URL.fullmatch(value.rstrip("/")) is not None
+from mlx_dspark.foundation.knobs import About, Settings, Switch
+from mlx_dspark.foundation.serve_settings import DEFAULT_URL, Address, Secret
 
 
 @dataclass(frozen=True)
@@ -28,7 +15,7 @@ class ConnectSettings(Settings):
 
     group = "Running server"
 
-    url: Annotated[str, About(_Address(), "The address of a running server.")] = "http://127.0.0.1:8080"
+    url: Annotated[str, About(Address(), "The address of a running server.")] = DEFAULT_URL
     api_key: Annotated[str | None, About(Secret(), "The server's key.")] = None
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from mlx_dspark.foundation.knobs import About, Settings, Switch, Words
-from mlx_dspark.foundation.serve_settings import Secret
+from mlx_dspark.foundation.serve_settings import DEFAULT_URL, OptionalAddress, Secret
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 _JSON = "Print one JSON object in place of the lines."
 
 
@@ -49,7 +48,7 @@ class DoctorSettings(Settings):
     url: Annotated[
         str | None,
         About(
-            Words("the address of a server"),
+            OptionalAddress(),
             "The server to ask how it is; that none answers there is then a failure.",
             unset=f"{DEFAULT_URL}, if one is there",
         ),

@@ -30,6 +30,27 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 _KEY = re.compile(r"[\x21-\x7e]+")
 
 
+DEFAULT_URL = "http://127.0.0.1:8080"
+_URL = re.compile(r"https?://[^/\s?#]+")
+
+
+class Address(Words):
+    """The address of a server, without a path."""
+
+    def __init__(self) -> None:
+        super().__init__(f"an address such as {DEFAULT_URL}, without a path")
+
+    def accepts(self, value: Any) -> bool:
+        return isinstance(value, str) and _URL.fullmatch(value.rstrip("/")) is not None
+
+
+class OptionalAddress(Address):
+    """The address of a server; None means "not set"."""
+
+    def accepts(self, value: Any) -> bool:
+        return value is None or super().accepts(value)
+
+
 class Secret(Words):
     """A text that no message shows."""
 

@@ -125,7 +125,7 @@ def broken(agent: Agent) -> str:
 def mend(
     agent: Agent, folder: Path, *, first: Sequence[str] = (), comments: int = 0, room: int | None = None
 ) -> Outcome:
-    """Have an agent mend `folder/work/calc.py`, which it reads, changes and checks, after it said `first`.
+    """Have an agent mend `calc.py` in `work`, which it reads, changes and checks, after it said `first`.
 
     The file begins with so many lines of comments; the model's context ends `room` tokens after the first
     prompt.

@@ -291,19 +291,22 @@ def test_the_syntax_of_calls_follows_the_vocabulary_and_mlx_lm() -> None:
     assert ChatFormat(wrapped).grammar.name == "glm47"
 
 
+WRONG: dict[str, Any] = {"role": "robot", "text": 3, "schema": {1}, "template": None}
+
+
 @pytest.mark.parametrize(
     ("conversation", "field"),
     [
         (Conversation(()), "messages"),
-        (Conversation((Turn("robot", "x"),)), "messages[0].role"),  # type: ignore[arg-type]
+        (Conversation((Turn(WRONG["role"], "x"),)), "messages[0].role"),
         (Conversation((Turn("user", "\ud800"),)), "messages[0].content"),
-        (Conversation((*USER, Turn("user", 3))), "messages[1].content"),  # type: ignore[arg-type]
+        (Conversation((*USER, Turn("user", WRONG["text"]))), "messages[1].content"),
         (Conversation((Turn("user", "x", reasoning="y"),)), "messages[0].reasoning"),
         (Conversation((Turn("user", "x", tool_calls=(ToolUse("a", "b", ""),)),)), "messages[0].tool_calls"),
         (Conversation(USER, (Tool("a b"),)), "tools[0].name"),
         (Conversation(USER, (Tool("a"), Tool("a"))), "tools[1].name"),
-        (Conversation(USER, (Tool("a", 3),)), "tools[0].description"),  # type: ignore[arg-type]
-        (Conversation(USER, (Tool("a", "", {1}),)), "tools[0].parameters"),  # type: ignore[arg-type]
+        (Conversation(USER, (Tool("a", WRONG["text"]),)), "tools[0].description"),
+        (Conversation(USER, (Tool("a", "", WRONG["schema"]),)), "tools[0].parameters"),
         (Conversation(USER, effort="extreme"), "reasoning_effort"),
         (Conversation(USER, thinking_budget=-1), "thinking_budget"),
         (Conversation(USER, thinking_budget=True), "thinking_budget"),
@@ -325,4 +328,4 @@ def test_faults_of_a_template_are_told_from_those_of_a_request() -> None:
     with pytest.raises(RequestError, match="roles must alternate"):
         _format("{{ raise_exception('roles must alternate') }}").render(Conversation(CALLED))
     with pytest.raises(RequestError, match="no chat template"):
-        _format(None).render(Conversation(USER))  # type: ignore[arg-type]
+        _format(WRONG["template"]).render(Conversation(USER))

@@ -143,3 +143,9 @@ def test_the_command_fails_where_a_named_server_does_not_answer(capsys: pytest.C
     failed = {check["name"] for check in told["checks"] if check["status"] == FAIL}
     assert (code, told["ok"], failed) == (2, False, {"server"})
     assert all(check["fix"] for check in told["checks"] if check["status"] in (FAIL, WARN))
+
+
+def test_an_address_that_is_none_is_refused_as_by_the_agents(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("doctor", "claude"):
+        assert run([command, "--url", "nope"]) == 2
+        assert "--url is 'nope'" in capsys.readouterr().err
