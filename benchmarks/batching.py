@@ -1,15 +1,16 @@
 """Rates of 1, 2, 4 and 8 rows in one batch, plain and with drafts, side by side in one run.
 
     python benchmarks/batching.py                         # the default model: lookup, and what it ships with
-    python benchmarks/batching.py --rows 1 4 --new 48 --trials 1
+    python benchmarks/batching.py --rows 1 4 --new 48 --turns 1
     python benchmarks/batching.py --model FOLDER --json out.json
 
 Every arm answers the same requests with so many rows at most; requests wait until a row is free. The arms
-take turns, and each keeps its best trial. What drafts cost is measured first, as a session does. A rate is
-that of all rows together, decoding only: tokens committed by rounds that read no prompt, over the time of
-these rounds. Speculation in a batch is compared with the better of the plain batch and the same speculation
-one row at a time. "differ" counts answers whose ids are not those of the plain arm of one row, which ties
-explain: a width rounds in its own way.
+take turns, --turns times after --warm-up turns that do not count. What drafts cost is measured first, as a
+session does. A rate is that of all rows together, decoding only: tokens committed by rounds that read no
+prompt, over the time of these rounds. Speculation in a batch is compared, turn by turn, with the better of
+the plain batch and the same speculation one row at a time; a ratio is the median over the turns, and "of
+turns" the lowest and highest quarter. "differ" counts answers whose ids are not those of the plain arm of one
+row, which ties explain: a width rounds in its own way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import median, quantiles
 
 from mlx_dspark.bench.cases import shipped_prompts
 from mlx_dspark.chat.template import encode_prompt
@@ -46,7 +48,7 @@ PLAIN = "baseline"
 
 @dataclass
 class Rate:
-    """One trial of one arm."""
+    """One turn of one arm."""
 
     tokens: int = 0
     seconds: float = 0.0
@@ -64,7 +66,15 @@ class Arm:
     """An engine of some rows, kept over all trials, as a session keeps it."""
 
     engine: Scheduler
-    best: Rate = field(default_factory=Rate)
+    rates: list[Rate] = field(default_factory=list)
+
+    @property
+    def usual(self) -> float:
+        return median(rate.per_second for rate in self.rates)
+
+    def over(self, other: Arm) -> list[float]:
+        """Turn by turn, this rate as a multiple of that."""
+        return [a.per_second / b.per_second for a, b in zip(self.rates, other.rates, strict=True)]
 
     def run(self, requests: list[GenerateRequest]) -> None:
         streams = [self.engine.submit(request) for request in requests]
@@ -84,8 +94,7 @@ class Arm:
         rate.drafted = sum(report.drafted for report in decoding)
         rate.accepted = sum(report.accepted for report in decoding)
         rate.seconds = _seconds(decoding, reading)
-        if rate.per_second > self.best.per_second:
-            self.best = rate
+        self.rates.append(rate)
 
     @staticmethod
     def _ended(event: object) -> bool:
@@ -126,30 +135,33 @@ class Drafting:
 
 def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dict[str, dict[str, float]]:
     """Print a line for each way to draft and each number of rows; returns the same as numbers."""
-    one = arms[PLAIN, 1].best
+    one = arms[PLAIN, 1]
     table = {}
     print(f"\n{content}")
-    heads = ("drafts", "rows", "plain", "x one", "drafting", "x better", "accepted", "differ")
-    print(("{:>10}" * len(heads)).format(*heads))
+    heads = ("drafts", "rows", "plain", "x one", "drafting", "x better", "of turns", "accepted", "differ")
+    print(("{:>12}" * len(heads)).format(*heads))
     for (mode, n), arm in arms.items():
         if mode == PLAIN:
             continue
-        plain, serial, drafting = arms[PLAIN, n].best, arms[mode, 1].best, arm.best
-        better = max(plain.per_second, serial.per_second)
+        plain = arms[PLAIN, n]
+        over = arm.over(max(plain, arms[mode, 1], key=lambda arm: arm.usual))
+        low, middle, high = quantiles(over, n=4) if len(over) > 1 else over * 3
         differ = sum(
-            ids != same for each in (plain, drafting) for ids, same in zip(each.ids, one.ids, strict=True)
+            ids != same
+            for each in (plain, arm)
+            for ids, same in zip(each.rates[-1].ids, one.rates[-1].ids, strict=True)
         )
+        accepted = sum(r.accepted for r in arm.rates) / max(sum(r.drafted for r in arm.rates), 1)
         table[f"{mode} {n}"] = {
-            "plain": plain.per_second,
-            "over_one_row": plain.per_second / one.per_second,
-            "drafting": drafting.per_second,
-            "over_better": drafting.per_second / better,
+            "plain": plain.usual,
+            "over_one_row": median(plain.over(one)),
+            "drafting": arm.usual,
+            "over_better": middle,
             "answers_that_differ": differ,
         }
-        rates = (plain.per_second, plain.per_second / one.per_second, drafting.per_second)
         print(
-            f"{mode:>10}{n:>10}{rates[0]:>10.1f}{rates[1]:>10.2f}{rates[2]:>10.1f}"
-            f"{rates[2] / better:>10.3f}{drafting.accepted / max(drafting.drafted, 1):>10.2f}{differ:>10}"
+            f"{mode:>12}{n:>12}{plain.usual:>12.1f}{median(plain.over(one)):>12.2f}{arm.usual:>12.1f}"
+            f"{middle:>12.3f}{f'{low:.2f}-{high:.2f}':>12}{accepted:>12.2f}{differ:>12}"
         )
     return table
 
@@ -160,9 +172,10 @@ def main() -> None:
     parser.add_argument("--drafter", help="for the modes that take one; without it, the shipped one")
     parser.add_argument("--modes", nargs="+", default=["lookup", "auto"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--new", type=int, default=96)
-    parser.add_argument("--trials", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=1)
     parser.add_argument("--contents", nargs="+", choices=CONTENTS, default=list(CONTENTS))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -176,11 +189,14 @@ def main() -> None:
     for content in args.contents:
         prompts = [tuple(encode_prompt(ways[PLAIN].parts.tokenizer, text)) for text in CONTENTS[content]]
         requests = [GenerateRequest(prompts[i % len(prompts)], args.new) for i in range(args.requests)]
-        arms = {(mode, n): way.arm(n) for mode, way in ways.items() for n in rows}
-        for _ in range(args.trials):
-            for n in rows:
-                for mode in ways:
-                    arms[mode, n].run(requests)
+        arms = {(mode, n): way.arm(n) for n in rows for mode, way in ways.items()}
+        order = list(arms)
+        for turn in range(args.warm_up + args.turns):
+            for key in order if turn % 2 else reversed(order):
+                arms[key].run(requests)
+            if turn < args.warm_up:
+                for arm in arms.values():
+                    arm.rates.clear()
         result[content] = show(content, arms, rows)
         for arm in arms.values():
             arm.engine.close()

@@ -13,20 +13,24 @@ class Pool:
     """Acceptance of one drafter over all rows: `recorded` with the pair, then as it is seen.
 
     `recorded[i]` is the chance that draft `i` is accepted given those before it; the last holds for the rest,
-    and without any it is `likely`.
+    and without any it is `likely`. `rare`: as far as nothing else was seen, one row of a batch at a time has
+    a draft, and not all.
     """
 
     KEPT = 0.98
     KEPT_STATES = 0.99
     UNSEEN = 0.5
 
-    def __init__(self, limit: int, recorded: Sequence[float] = (), *, likely: float = 0.7) -> None:
+    def __init__(
+        self, limit: int, recorded: Sequence[float] = (), *, likely: float = 0.7, rare: bool = False
+    ) -> None:
         self.states = states(limit, tuple(recorded[:limit]), likely)
         chances = [*recorded[:limit]] or [likely]
         chances += chances[-1:] * (limit - len(chances))
         weight = 8.0 if recorded else 2.0
         self._offered = [weight] * limit
         self._survived = [weight * chance for chance in chances]
+        self._rare = rare
         self._together: dict[int, float] = {}
         self.counted = 0
         """Rounds counted so far."""
@@ -62,7 +66,7 @@ class Pool:
 
     def together(self, rows: int) -> float:
         """How many of so many rows usually draft in a round in which any does."""
-        return self._together.get(rows, 1.0)
+        return self._together.get(rows, 1.0 if self._rare else rows)
 
     def chances(self) -> list[float]:
         return [self.chance(position) for position in range(len(self._offered))]

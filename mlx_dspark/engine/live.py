@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from mlx_dspark.engine.acceptance import Pool
 from mlx_dspark.engine.alone import Alone, BlockAlone, TrialAlone
@@ -18,9 +19,9 @@ class _SourceCap:
     """One source for one row.
 
     Alone, the row decides by itself (`alone.py`). In company nothing is tried out row by row, since all rows
-    wait for the drafts of one: the cap is the one expected to gain most, from acceptance so far, the row's
-    own and that of all rows, and from what the width costs so many rows, shared among those who usually draft
-    together. It is 0 where none gains, but for a probe that all rows make at once.
+    wait for the drafts of one: the cap is the one at which the whole batch is expected to be fastest, by what
+    the width costs so many rows and by the acceptance so far of this row and of `others`. It is 0 where none
+    gains, but for a probe that all rows make at once.
     """
 
     MARGIN = 1.02
@@ -30,21 +31,23 @@ class _SourceCap:
 
     UNLIKELY = 0.02
 
-    def __init__(self, prospects: Prospects, alone: Alone) -> None:
+    def __init__(self, prospects: Prospects, alone: Alone, others: Others) -> None:
         self.prospects = prospects
         self._alone = alone
+        self._others = others
         self._compared: set[int] = set()
         self._unmeasured = 0
-        self._gained: tuple[tuple[int, int, int, int], int] = (0, 0, 0, 0), 0
+        self._gained: tuple[tuple[int, ...], int] = (), 0
+        self._expected: tuple[int, tuple[float, ...]] = -1, ()
         self._cutting = Cutting(prospects) if prospects.source.confident else None
 
     def threshold(self, rows: int) -> float:
         return self._cutting.threshold if self._cutting is not None and rows == 1 else 0.0
 
-    def parked(self, rows: int) -> bool:
-        if self.measuring(rows):
-            return False
-        return self._alone.parked if rows == 1 else not self.cap(rows)
+    @property
+    def parked(self) -> bool:
+        """Whether the row by itself decodes plainly."""
+        return not self.measuring(1) and self._alone.parked
 
     def measuring(self, rows: int) -> bool:
         """Whether plain rounds are needed to compare with; in company curves will do."""
@@ -70,27 +73,49 @@ class _SourceCap:
     def _gainful_now(self, rows: int) -> int:
         """`_gainful`, worked out anew only where something that it goes by has changed."""
         prospects = self.prospects
-        known = prospects.times.repriced(rows), prospects.pool.counted, prospects.depth // DEPTH_STEP
-        if self._gained[0] != (rows, *known):
-            self._gained = (rows, *known), self._gainful(rows)
+        known = (
+            rows,
+            prospects.times.repriced(rows),
+            prospects.pool.counted,
+            prospects.depth // DEPTH_STEP,
+            self._others.changed,
+        )
+        if self._gained[0] != known:
+            self._gained = known, self._gainful(rows)
         return self._gained[1]
 
     def _gainful(self, rows: int) -> int:
-        """The cap that is expected to gain most for all rows together; 0 where none does."""
+        """The cap at which all rows together are expected to be fastest; 0 where that is plain decoding."""
         prospects = self.prospects
-        plain = prospects.plain(rows)
-        share = rows / prospects.pool.together(rows)
-        best, most, expected, survival = 0, 0.0, 0.0, 1.0
-        for cap in range(1, prospects.reach(rows) + 1):
-            survival *= prospects.acceptance.among(cap - 1)
-            expected += survival
-            seconds = prospects.seconds(cap, rows)
-            if plain is None or seconds is None or survival < self.UNLIKELY:
+        plain, *drafting = prospects.curve(rows)
+        if plain is None:
+            return 0
+        others, own = self._others.expected(self), self.expected()
+        drafts = prospects.pool.together(rows) - 1
+        best, fastest = 0, rows / plain
+        for cap, seconds in enumerate(drafting[: min(prospects.reach(rows), len(own))], 1):
+            if seconds is None:
                 break
-            gain = expected * plain - self.MARGIN * share * max(0.0, seconds - plain)
-            if gain > most:
-                best, most = cap, gain
+            tokens = rows + own[cap - 1] + drafts * others[min(cap, len(others)) - 1]
+            rate = tokens / (plain + self.MARGIN * max(0.0, seconds - plain))
+            if rate > fastest:
+                best, fastest = cap, rate
         return best
+
+    def expected(self) -> tuple[float, ...]:
+        """By cap, how many drafts of this row are expected to be accepted in company; it ends where one more
+        is unlikely to be."""
+        counted = self.prospects.pool.counted
+        if self._expected[0] != counted:
+            expected, total, survival = [], 0.0, 1.0
+            for position in range(self.prospects.source.max_draft):
+                survival *= self.prospects.acceptance.among(position)
+                total += survival
+                if survival < self.UNLIKELY and expected:
+                    break
+                expected.append(total)
+            self._expected = counted, tuple(expected)
+        return self._expected[1]
 
     def observe(self, report: RoundReport, seconds: float, warm: bool) -> None:
         drafted = bool(report.drafted) and report.source == self.prospects.source.name
@@ -105,30 +130,95 @@ class _SourceCap:
             self._alone.observe(report, seconds, drafted=drafted, warm=warm)
 
 
+class Others:
+    """One source for all rows of a batch: those of its last round."""
+
+    def __init__(self, caps: LiveCaps, name: str) -> None:
+        self._caps = caps
+        self._name = name
+        self._sum: tuple[tuple[int, int], list[float], frozenset[int]] = (-1, -1), [], frozenset()
+
+    @property
+    def changed(self) -> int:
+        """A number that changes when the rows do."""
+        return self._caps.membership
+
+    def expected(self, one: _SourceCap) -> Sequence[float]:
+        """By cap, the drafts of a row other than `one` that are expected to be accepted, on average; as of
+        `one` where there is no other."""
+        total, places = self._total(one.prospects.pool.counted)
+        n, own = len(places), one.expected()
+        if id(one) not in places:
+            return [each / n for each in total] if n else own
+        if n == 1:
+            return own
+        last = len(own) - 1
+        return [(each - own[min(i, last)]) / (n - 1) for i, each in enumerate(total)]
+
+    def _total(self, counted: int) -> tuple[list[float], frozenset[int]]:
+        now = counted, self._caps.membership
+        if self._sum[0] != now:
+            sources = self._caps.members(self._name)
+            curves = [source.expected() for source in sources]
+            length = max(map(len, curves), default=0)
+            total = [sum(curve[min(i, len(curve) - 1)] for curve in curves) for i in range(length)]
+            self._sum = now, total, frozenset(map(id, sources))
+        return self._sum[1], self._sum[2]
+
+
+class _Company(NamedTuple):
+    """What a row was allowed in company, and all that it went by."""
+
+    known: tuple[int, ...]
+    place: int
+    caps: Mapping[str, int]
+    parked: bool
+
+
 class LiveRowCaps:
-    """Caps of one row from its own acceptance and the round times seen so far."""
+    """Caps of one row from its own acceptance and the round times seen so far.
+
+    In company they are worked out anew only where something that they go by has changed: there the host's
+    time for one row is that of all.
+    """
 
     def __init__(self, shared: LiveCaps) -> None:
         self._shared = shared
         self._begun: set[str] = set()
         self._depth = 0
+        self._company = _Company((), 0, {}, False)
         self._sources = {source.name: _SourceCap(*shared.parts(source)) for source in shared.sources}
 
     def caps(self, rows: int = 1) -> Mapping[str, int]:
         pinned = self._shared.pinned
         if pinned is not None:
             return pinned
-        return {name: source.cap(rows) for name, source in self._sources.items()}
+        if rows > 1:
+            return self._in_company(rows).caps
+        return {name: source.cap(1) for name, source in self._sources.items()}
 
     def parked(self, rows: int = 1) -> bool:
         if self._shared.pinned is not None or not self._sources:
             return False
-        return all(source.parked(rows) for source in self._sources.values())
+        if rows > 1:
+            return self._in_company(rows).parked
+        return all(source.parked for source in self._sources.values())
+
+    def _in_company(self, rows: int) -> _Company:
+        shared, place = self._shared.known(rows), self._depth // DEPTH_STEP
+        if self._company.known is not shared or self._company.place != place:
+            caps = {name: source.cap(rows) for name, source in self._sources.items()}
+            parked = not any(caps.values()) and not self.measuring(rows)
+            self._company = _Company(shared, place, caps, parked)
+        return self._company
 
     def measuring(self, rows: int = 1) -> bool:
         if self._shared.pinned is not None:
             return False
         return any(source.measuring(rows) for source in self._sources.values())
+
+    def source(self, name: str) -> _SourceCap:
+        return self._sources[name]
 
     def thresholds(self, rows: int = 1) -> Mapping[str, float]:
         return {name: source.threshold(rows) for name, source in self._sources.items()}
@@ -144,6 +234,14 @@ class LiveRowCaps:
 
     def observe(self, report: RoundReport) -> None:
         self._depth = report.depth + report.committed
+        if report.rows > 1 and report.certain == 1:
+            self._shared.ran(self, report)
+        self._shared.drafted += bool(report.drafted)
+        if report.rows > 1 and not report.drafted:
+            self._shared.times.charge(report)
+            for source in self._sources.values():
+                source.prospects.depth = self._depth
+            return
         warm = self._warm(report)
         whole = not (report.drafted and self.thresholds(report.rows).get(report.source))
         seconds = self._shared.times.charge(report, warm=warm and whole)
@@ -151,17 +249,22 @@ class LiveRowCaps:
             source.observe(report, seconds, warm)
 
     def _warm(self, report: RoundReport) -> bool:
-        """Whether a round alone tells what the next like it takes. A drafter reads the prompt before the
-        first draft of a row, and kernels are made ready in a round wider than any before."""
+        """Whether a round tells what the next like it takes. Kernels are made ready in a round wider than any
+        before, in company in each that is of another shape; and a row alone may have its prompt read by the
+        drafter before its first draft."""
         known = self._sources.get(report.source)
-        if report.rows > 1 or not report.drafted or known is None:
+        if not report.drafted or known is None:
             return True
-        if known.prospects.source.own_length or known.prospects.source.sporadic:
-            return True
-        widest = self._shared.widest.get(report.source, 0)
-        warm = report.source in self._begun and report.width <= widest
-        self._begun.add(report.source)
-        self._shared.widest[report.source] = max(widest, report.width)
+        shape, seen = (report.rows, report.width), self._shared.seen[report.source]
+        if report.rows > 1:
+            warm = shape in seen
+        elif known.prospects.source.own_length or known.prospects.source.sporadic:
+            warm = True
+        else:
+            widest = max((width for rows, width in seen if rows == 1), default=0)
+            warm = report.source in self._begun and report.width <= widest
+            self._begun.add(report.source)
+        seen.add(shape)
         return warm
 
 
@@ -186,17 +289,58 @@ class LiveCaps:
         self.sources = tuple(sources)
         self.times = RoundTimes(curves)
         self.pinned = pinned
-        self.widest: dict[str, int] = {}
+        self.seen: dict[str, set[tuple[int, int]]] = {source.name: set() for source in sources}
+        """Rows and width of the rounds in which a source drafted."""
+        self.drafted = 0
+        """Rounds of rows with drafts."""
+        self.membership = 0
+        """Changes when a batch has other rows."""
+        self._members: list[LiveRowCaps] = []
+        self._running: list[LiveRowCaps] = []
+        self._running_at = 0.0
+        self._known: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._choose = choose
         recorded = acceptance or {}
-        self._pools = {s.name: Pool(s.max_draft, recorded.get(s.name, ()), likely=s.likely) for s in sources}
+        self._pools = {
+            s.name: Pool(
+                s.max_draft,
+                recorded.get(s.name, ()),
+                likely=s.likely,
+                rare=s.sporadic or s.own_length,
+            )
+            for s in sources
+        }
+        self._others = {source.name: Others(self, source.name) for source in sources}
 
-    def parts(self, source: Source) -> tuple[Prospects, Alone]:
+    def parts(self, source: Source) -> tuple[Prospects, Alone, Others]:
         """What a new row has of a source."""
         prospects = Prospects(source, self.times, self._pools[source.name])
+        others = self._others[source.name]
         if source.own_length:
-            return prospects, TrialAlone(prospects)
-        return prospects, BlockAlone(prospects, choose=self._choose or source.sporadic)
+            return prospects, TrialAlone(prospects), others
+        return prospects, BlockAlone(prospects, choose=self._choose or source.sporadic), others
+
+    def ran(self, row: LiveRowCaps, report: RoundReport) -> None:
+        """A row ran in company. The rows of a round tell it one after the other."""
+        if report.landed_at != self._running_at:
+            self._running, self._running_at = [], report.landed_at
+        self._running.append(row)
+        if len(self._running) == report.rows and self._running != self._members:
+            self._members = self._running
+            self.membership += 1
+
+    def members(self, name: str) -> list[_SourceCap]:
+        """A source of each row of the batch that ran last."""
+        return [row.source(name) for row in self._members]
+
+    def known(self, rows: int) -> tuple[int, ...]:
+        """Another tuple whenever caps of so many rows may have changed."""
+        now = rows, self.times.version, self.drafted
+        if self._known[0] != now:
+            plain = min(self.times.samples(rows, 1), _SourceCap.PLAIN_SAMPLES)
+            known = rows, self.times.repriced(rows), self.times.probing(rows), self.drafted, plain
+            self._known = now, known if known != self._known[1] else self._known[1]
+        return self._known[1]
 
     def learn(self, curves: CostCurves) -> None:
         """Go by these curves, which tell more than those before them, from now on."""

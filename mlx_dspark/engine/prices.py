@@ -47,14 +47,17 @@ class Prospects:
         plain, seconds = self.plain(rows), self.seconds(cap, rows)
         if not plain or not seconds:
             return None
-        return (
-            expected_tokens(self.acceptance.chances(), cap if drafted is None else drafted) * plain / seconds
-        )
+        length = cap if drafted is None else drafted
+        if rows > 1:
+            return (
+                expected_tokens([self.acceptance.among(i) for i in range(length)], length) * plain / seconds
+            )
+        return expected_tokens(self.acceptance.chances(), length) * plain / seconds
 
     def gains(self, chances: Sequence[float] | None = None) -> dict[int, float]:
         """The gain of each cap, for a row by itself, as far as times are known; by its own acceptance, or
         these `chances`."""
-        plain, *drafting = self._curve(1)
+        plain, *drafting = self.curve(1)
         if not plain:
             return {}
         chances = chances or self.acceptance.chances()
@@ -66,7 +69,7 @@ class Prospects:
                 gains[cap] = expected * plain / seconds
         return gains
 
-    def _curve(self, rows: int) -> tuple[float | None, ...]:
+    def curve(self, rows: int) -> tuple[float | None, ...]:
         """Seconds of a plain round, and of every cap from 1 on."""
         name, widest = self.source.name, self.source.max_draft + 1
         return self.times.curve(rows, widest, source=name, depth=self.depth)
@@ -74,7 +77,7 @@ class Prospects:
     def promise(self) -> float:
         """By how many tokens a plain round, for a row by itself, falls short of what could be had in its time
         if the state of the content were known."""
-        curve = self._curve(1)
+        curve = self.curve(1)
         if self._best[0] is not curve:
             plain, *drafting = curve
             shares = [plain / seconds if plain and seconds else None for seconds in drafting]
@@ -91,7 +94,7 @@ class Prospects:
 
     def paying(self, rows: int) -> list[int]:
         """Caps within reach that would pay if every draft were accepted, as far as times are known."""
-        curve, reach = self._curve(rows), self.reach(rows)
+        curve, reach = self.curve(rows), self.reach(rows)
         if self._paying[0] is not curve or self._paying[1] != reach:
             plain, *drafting = curve
             paying = [

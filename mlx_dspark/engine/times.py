@@ -16,7 +16,7 @@ DEPTH_STEP = 512
 
 
 SAME = 0.005
-"""Medians this near are the same, relatively."""
+"""Medians this near are the same, relatively, however little rounds differ."""
 
 SPAN = 2
 """Of widths less apart, the slope of a correction is mostly noise."""
@@ -38,13 +38,13 @@ class _Samples:
         """How many there are, of either kind; `count` is of those that tell the price."""
         return len(self.apart) + len(self.overlapped)
 
-    def add(self, value: float, at: int, overlapped: bool) -> bool:
-        """Whether that changed anything worth telling."""
+    def add(self, value: float, at: int, overlapped: bool, same: float) -> bool:
+        """Whether that moved the middle by more than `same`, relatively, or few are known."""
         (self.overlapped if overlapped else self.apart).append(value)
         best = self.overlapped or self.apart
         before, few, middle = self.middle, self.count < RoundTimes.TRUSTED, median(best)
         self.count, self.at = len(best), at
-        if not few and abs(middle - before) <= SAME * before:
+        if not few and abs(middle - before) <= same * before:
             return False
         self.middle = middle
         return True
@@ -88,6 +88,7 @@ class RoundTimes:
     STALE = 512
     CHECK_AFTER, CHECKED_BY = 256, 2
     MOST_WAITED = 0.1
+    SAME_OF_SPREAD = 0.125
     SOONEST_PROBE, LATEST_PROBE = 16, 256
     PROBE_SHARE = 0.01
 
@@ -112,7 +113,7 @@ class RoundTimes:
             self.version += 1
             known = self._of(report.rows)
             known.rounds += 1
-            self._count(report, known)
+            self._count(report, known, warm)
             if warm and report.waited <= self.MOST_WAITED * self._charged:
                 self._note(report, known, overlapped)
         return self._charged
@@ -123,7 +124,9 @@ class RoundTimes:
             known = self._known[rows] = _Known(probe_after=self.SOONEST_PROBE)
         return known
 
-    def _count(self, report: RoundReport, known: _Known) -> None:
+    def _count(self, report: RoundReport, known: _Known, warm: bool) -> None:
+        if report.width > 1 and not warm:
+            return
         if report.width > 1:
             later = 2 * known.probe_after
             usual = min(later, self.LATEST_PROBE) if self.probing(report.rows) else self.SOONEST_PROBE
@@ -147,7 +150,8 @@ class RoundTimes:
         elif samples.count >= self.TRUSTED:
             off = abs(self._charged / expected / samples.middle - 1)
             self.spread += 0.05 * (min(off, 0.5) - self.spread)
-        if samples.add(self._charged / expected, known.rounds, overlapped and report.width == 1):
+        same = max(SAME, self.SAME_OF_SPREAD * self.spread)
+        if samples.add(self._charged / expected, known.rounds, overlapped and report.width == 1, same):
             known.reprice()
 
     def _expected(self, rows: int, width: int, source: str, depth: int) -> float | None:

@@ -78,12 +78,13 @@ class Calibration:
     def meter(
         self, target: Target, drafter: Drafter, learn: Callable[[CostCurves], None]
     ) -> BatchMeter | None:
-        """Measures rounds of several rows when there are some; None without curves."""
-        if self.curves is None or self.store is None:
+        """Measures rounds of several rows when there are some, to be kept if the curves are; None without
+        curves, in doubt or not."""
+        if self.usable is None:
             return None
         from mlx_dspark.session.live import BatchMeter
 
-        return BatchMeter(target, drafter, self.curves, learn, key=self.key, store=self.store)
+        return BatchMeter(target, drafter, self.usable, learn, key=self.key, store=self.store)
 
     def __str__(self) -> str:
         if self.reason in (OFF, UNWANTED):

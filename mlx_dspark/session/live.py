@@ -34,9 +34,9 @@ def watching(curves: CostCurves, key: str, store: CalibrationStore) -> Callable[
 class BatchMeter:
     """Measures rounds of several rows when a batch of so many runs, one item between two of its rounds.
 
-    `learn` is given the curves whenever they have grown. Whatever fails, which a model's own code can do in
-    any way, is not tried again, and the live answers go on without and say so. Only the thread that owns MLX
-    calls it.
+    `learn` is given the curves whenever they have grown; what is not in doubt is stored. Whatever fails,
+    which a model's own code can do in any way, is not tried again, and the live answers go on without and say
+    so. Only the thread that owns MLX calls it.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class BatchMeter:
         learn: Callable[[CostCurves], None],
         *,
         key: str,
-        store: CalibrationStore,
+        store: CalibrationStore | None,
     ) -> None:
         self.curves = curves
         self._target, self._drafter, self._learn = target, drafter, learn
@@ -81,9 +81,8 @@ class BatchMeter:
         return measuring(timer, plan, budget=BATCH_BUDGET)
 
     def _take(self, found: Measured) -> None:
-        if found.refusal:
-            return
         more = replace(found.curves, measured_at=self.curves.measured_at)
         self.curves = with_rows(self.curves, more)
-        self._store.extend(self._key, more)
+        if self._store is not None and not found.refusal:
+            self._store.extend(self._key, more)
         self._learn(self.curves)

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_dspark.calibration.measure import measure
+from mlx_dspark.calibration.measure import Measured, measure
 from mlx_dspark.calibration.plan import Item, pair_plan, rows_plan
 from mlx_dspark.calibration.shape import with_rows
 from mlx_dspark.cli.show import closing_line
@@ -274,6 +274,30 @@ def test_several_rows_are_measured_between_the_rounds_of_a_batch(monkeypatch: py
     assert learnt[-1].verify_seconds(1, depth=128) == 0.01
     assert all(more.measured_at == ONE_ROW.measured_at for more in store.extended)
     assert with_rows(ONE_ROW, store.extended[0]) == learnt[0]
+
+
+@pytest.mark.parametrize(("refusal", "stored"), [("", True), ("uneven", False)])
+def test_what_is_in_doubt_of_several_rows_serves_this_session_only(
+    monkeypatch: pytest.MonkeyPatch, refusal: str, stored: bool
+) -> None:
+    learnt: list[CostCurves] = []
+    store = NoStore()
+    clock = Clock()
+    meter = meter_of(CostlyTarget(clock, lazy=False, context=512), CostlyDrafter(clock), learnt, store)
+    two = CostCurves((VerifyPoint(2, 1, 128, 0.02, 0.0),), {}, 0.0, 8.0)
+
+    def measured(rows: int) -> Any:
+        assert rows == 2
+        yield 0.5
+        return Measured(two, refusal, 1, 0.1)
+
+    monkeypatch.setattr(meter, "_begin", measured)
+    assert meter.step(2) is None
+    assert meter.due(2)
+    assert meter.step(2) is None
+    assert not meter.due(2)
+    assert learnt[-1].verify_seconds(1, depth=128, rows=2) == pytest.approx(0.02)
+    assert bool(store.extended) is stored
 
 
 def test_what_fails_to_be_measured_is_not_tried_again() -> None:

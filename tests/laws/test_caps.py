@@ -192,14 +192,18 @@ def company(
     tokens: int = 200,
     lives: int = 3,
     seed: int = 0,
+    cap: int | None = None,
 ) -> tuple[float, float, float]:
     """Rows of one policy that run together, each with its own acceptance; one that has `tokens` tokens
-    leaves, and a new one takes its place, `lives` times. A row finds a draft with probability `hits`.
+    leaves, and a new one takes its place, `lives` times. A row finds a draft with probability `hits`. `cap`:
+    the one of all rows, always.
 
     Returns seconds, the seconds that plain decoding of the same tokens takes in rounds as full, and the share
     of rounds with drafts.
     """
-    rng, policy, n = random.Random(seed), LiveCaps([source], choose=False), len(accepted)
+    pinned = None if cap is None else {source.name: cap}
+    rng, n = random.Random(seed), len(accepted)
+    policy = LiveCaps([source], choose=False, pinned=pinned)
     rows, left = [policy.row() for _ in accepted], [tokens * lives] * n
     clock, produced, rounds, drafting = 0.0, 0, 0, 0
     while all(count > 0 for count in left):
@@ -244,14 +248,30 @@ def test_a_batch_is_never_much_slower_than_plain(
     assert seconds <= plain / 0.97
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("accepted", [(0.3,) * 4, (0.6,) * 8, (0.9, 0.1, 0.1, 0.1), (0.9, 0.9, 0.1), (0.9,) * 4])
+@pytest.mark.parametrize("cost", COSTS)
+def test_a_batch_comes_near_the_best_cap_for_all_of_its_rows(
+    cost: str, accepted: tuple[float, ...], seed: int
+) -> None:
+    """One row whose drafts are good does not widen the round of others, where that is dearer than it brings.
+    What widths cost that were never tried is a guess here, for want of curves."""
+
+    def gain(cap: int | None) -> float:
+        seconds, plain, _ = company(COSTS[cost], accepted, source=BLOCK, tokens=600, seed=seed, cap=cap)
+        return plain / seconds
+
+    assert gain(None) >= 0.88 * max(gain(cap) for cap in range(8))
+
+
 @pytest.mark.parametrize("rows", [2, 8])
 @pytest.mark.parametrize("tokens", [200, 400, 1500])
 def test_what_a_batch_spends_on_probes_stays_within_its_share(rows: int, tokens: int) -> None:
-    """But for the first, whose price nobody knows."""
+    """But for the first two: nobody knows the price, and the first may make kernels ready."""
     cost = COSTS["dear drafts"]
     seconds, plain, drafting = company(cost, (0.0,) * rows, source=BLOCK, tokens=tokens, lives=1)
     assert drafting > 0
-    assert seconds - plain <= 0.015 * plain + 1.1 * (cost(rows, 2) - cost(rows, 1))
+    assert seconds - plain <= 0.015 * plain + 2.2 * (cost(rows, 2) - cost(rows, 1))
 
 
 @pytest.mark.parametrize("rows", [2, 4, 8])
@@ -260,6 +280,19 @@ def test_a_batch_drafts_where_that_pays_and_not_where_it_cannot(rows: int) -> No
     assert seconds < plain / 2
     assert drafting > 0.8
     assert company(COSTS["by position"], (0.3,) * rows, source=BLOCK)[2] < 0.02
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+def test_kernels_made_ready_in_the_first_rounds_of_a_batch_park_nobody(rows: int) -> None:
+    met: set[tuple[int, int]] = set()
+
+    def cold(n: int, width: int) -> float:
+        ready = (n, width) in met or width == 1
+        met.add((n, width))
+        return COSTS["flat"](n, width) * (1 if ready else 30)
+
+    drafting = company(cold, (0.9,) * rows, source=BLOCK)[2]
+    assert drafting > 0.7
 
 
 def test_one_copying_row_does_not_hold_up_a_batch_that_cannot_afford_it() -> None:
