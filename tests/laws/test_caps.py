@@ -249,7 +249,9 @@ def test_a_batch_is_never_much_slower_than_plain(
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("accepted", [(0.3,) * 4, (0.6,) * 8, (0.9, 0.1, 0.1, 0.1), (0.9, 0.9, 0.1), (0.9,) * 4])
+@pytest.mark.parametrize(
+    "accepted", [(0.3,) * 4, (0.6,) * 8, (0.9, 0.1, 0.1, 0.1), (0.9, 0.9, 0.1), (0.9,) * 4]
+)
 @pytest.mark.parametrize("cost", COSTS)
 def test_a_batch_comes_near_the_best_cap_for_all_of_its_rows(
     cost: str, accepted: tuple[float, ...], seed: int
