@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,17 @@ def open_gguf(path: Path) -> GGUFFile:
 
 def _open_one(path: Path) -> GGUFFile:
     with reading(path):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
+        found = path.stat()
+    return _opened(path, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=2)
+def _opened(path: Path, inode: int, size: int, changed: int) -> GGUFFile:
+    """The file as it is: one that was replaced or written to since has another `inode`, `size` or `changed`.
+    Reading a header with a vocabulary takes about a second, and loading asks for it several times."""
+    del inode, changed
+    with reading(path), path.open("rb") as file:
+        start = file.read(8)
     if start[:4] != _MAGIC:
         what = "is empty" if size == 0 else "is not a GGUF file"
         raise BadCheckpoint(f"{path} {what}.", FETCH_AGAIN)
