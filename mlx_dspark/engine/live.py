@@ -50,15 +50,14 @@ class _SourceCap:
         return not self.measuring(1) and self._alone.parked
 
     def measuring(self, rows: int) -> bool:
-        """Whether plain rounds are needed to compare with; in company curves will do."""
+        """Whether plain rounds are needed to compare with. Curves do not replace them: where both are off by
+        as much, drafts would be thought to pay for ever."""
         if rows in self._compared:
             return False
-        times = self.prospects.times
-        enough = times.samples(rows, 1) >= self.PLAIN_SAMPLES
-        if enough or (rows > 1 and times.measured(rows)):
-            self._compared.add(rows)
-            return False
-        return True
+        if self.prospects.times.samples(rows, 1) < self.PLAIN_SAMPLES:
+            return True
+        self._compared.add(rows)
+        return False
 
     def cap(self, rows: int) -> int:
         if self.measuring(rows):
@@ -66,9 +65,9 @@ class _SourceCap:
             short = (source.own_length or source.sporadic) and self._unmeasured < self.PATIENCE
             return int(short and rows == 1)
         times = self.prospects.times
-        if rows > 1:
-            return self._gainful_now(rows) or int(times.probing(rows))
-        return 0 if times.checking(rows) else self._alone.cap()
+        if times.checking(rows):
+            return 0
+        return self._alone.cap() if rows == 1 else self._gainful_now(rows) or int(times.probing(rows))
 
     def _gainful_now(self, rows: int) -> int:
         """`_gainful`, worked out anew only where something that it goes by has changed."""
@@ -338,7 +337,8 @@ class LiveCaps:
         now = rows, self.times.version, self.drafted
         if self._known[0] != now:
             plain = min(self.times.samples(rows, 1), _SourceCap.PLAIN_SAMPLES)
-            known = rows, self.times.repriced(rows), self.times.probing(rows), self.drafted, plain
+            due = self.times.probing(rows), self.times.checking(rows)
+            known = rows, self.times.repriced(rows), *due, self.drafted, plain
             self._known = now, known if known != self._known[1] else self._known[1]
         return self._known[1]
 

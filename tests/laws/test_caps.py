@@ -9,6 +9,7 @@ import pytest
 
 from mlx_dspark.engine.caps import LiveCaps, cap_policy
 from mlx_dspark.engine.times import RoundTimes
+from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.events import RoundReport
 from mlx_dspark.foundation.source import Source
@@ -193,6 +194,7 @@ def company(
     lives: int = 3,
     seed: int = 0,
     cap: int | None = None,
+    curves: CostCurves | None = None,
 ) -> tuple[float, float, float]:
     """Rows of one policy that run together, each with its own acceptance; one that has `tokens` tokens
     leaves, and a new one takes its place, `lives` times. A row finds a draft with probability `hits`. `cap`:
@@ -203,7 +205,7 @@ def company(
     """
     pinned = None if cap is None else {source.name: cap}
     rng, n = random.Random(seed), len(accepted)
-    policy = LiveCaps([source], choose=False, pinned=pinned)
+    policy = LiveCaps([source], choose=False, pinned=pinned, curves=curves)
     rows, left = [policy.row() for _ in accepted], [tokens * lives] * n
     clock, produced, rounds, drafting = 0.0, 0, 0, 0
     while all(count > 0 for count in left):
@@ -264,6 +266,24 @@ def test_a_batch_comes_near_the_best_cap_for_all_of_its_rows(
         return plain / seconds
 
     assert gain(None) >= 0.88 * max(gain(cap) for cap in range(8))
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+@pytest.mark.parametrize("off", [0.7, 1.6])
+def test_a_batch_does_not_believe_curves_whose_plain_rounds_are_too_dear(rows: int, off: float) -> None:
+    """All rounds with drafts would cost more than the curves say, and plain ones less, were they made."""
+
+    def really(n: int, width: int) -> float:
+        return 0.006 if width == 1 else 0.010 + 0.0002 * n * width
+
+    curves = CostCurves(
+        tuple(VerifyPoint(rows, w, 0, 0.006 * off + 0.0001 * w, 0.0) for w in range(1, 9)),
+        {"dspark": tuple(DraftPoint(rows, c, 0, 0.0002, 0.0) for c in range(1, 8))},
+        0.0,
+        0.0,
+    )
+    seconds, plain, _ = company(really, (0.3,) * rows, source=BLOCK, tokens=400, curves=curves)
+    assert seconds <= plain / 0.97
 
 
 @pytest.mark.parametrize("rows", [2, 8])
