@@ -15,6 +15,11 @@ from mlx_dspark.foundation.events import Outlook, RoundReport
 from mlx_dspark.foundation.source import Source
 
 
+def plain_samples(rows: int) -> int:
+    """How many plain rounds are timed before there are drafts."""
+    return 3 if rows == 1 else 6
+
+
 class _SourceCap:
     """One source for one row.
 
@@ -25,7 +30,6 @@ class _SourceCap:
     """
 
     MARGIN = 1.02
-    PLAIN_SAMPLES = 3
     PATIENCE = 8
     """Short drafts of a source that finds some now and then, while plain rounds are still to be timed."""
 
@@ -54,7 +58,7 @@ class _SourceCap:
         as much, drafts would be thought to pay for ever."""
         if rows in self._compared:
             return False
-        if self.prospects.times.samples(rows, 1) < self.PLAIN_SAMPLES:
+        if self.prospects.times.samples(rows, 1) < plain_samples(rows):
             return True
         self._compared.add(rows)
         return False
@@ -233,19 +237,27 @@ class LiveRowCaps:
 
     def observe(self, report: RoundReport) -> None:
         self._depth = report.depth + report.committed
-        if report.rows > 1 and report.certain == 1:
-            self._shared.ran(self, report)
         self._shared.drafted += bool(report.drafted)
-        if report.rows > 1 and not report.drafted:
-            self._shared.times.charge(report)
-            for source in self._sources.values():
-                source.prospects.depth = self._depth
+        if report.rows > 1:
+            self._observe_in_company(report)
             return
         warm = self._warm(report)
         whole = not (report.drafted and self.thresholds(report.rows).get(report.source))
         seconds = self._shared.times.charge(report, warm=warm and whole)
         for source in self._sources.values():
             source.observe(report, seconds, warm)
+
+    def _observe_in_company(self, report: RoundReport) -> None:
+        warm = self._warm(report)
+        if report.certain == 1:
+            self._shared.ran(self, report, warm)
+        else:
+            self._shared.times.charge(report)
+        for source in self._sources.values():
+            if report.drafted:
+                source.observe(report, 0.0, warm)
+            else:
+                source.prospects.depth = self._depth
 
     def _warm(self, report: RoundReport) -> bool:
         """Whether a round tells what the next like it takes. Kernels are made ready in a round wider than any
@@ -276,6 +288,8 @@ class LiveCaps:
     are never overridden; times and acceptance are then kept for the outlook alone.
     """
 
+    SETTLED = 2
+
     def __init__(
         self,
         sources: Sequence[Source],
@@ -297,6 +311,9 @@ class LiveCaps:
         self._members: list[LiveRowCaps] = []
         self._running: list[LiveRowCaps] = []
         self._running_at = 0.0
+        self._round: RoundReport
+        self._warm = True
+        self._settled = 0
         self._known: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._choose = choose
         recorded = acceptance or {}
@@ -319,14 +336,25 @@ class LiveCaps:
             return prospects, TrialAlone(prospects), others
         return prospects, BlockAlone(prospects, choose=self._choose or source.sporadic), others
 
-    def ran(self, row: LiveRowCaps, report: RoundReport) -> None:
-        """A row ran in company. The rows of a round tell it one after the other."""
+    def ran(self, row: LiveRowCaps, report: RoundReport, warm: bool) -> None:
+        """A row ran in company. The rows of a round tell it one after the other; with the last of them the
+        round is charged, and is no price where it was not `warm` for one, or soon after the batch changed:
+        room for other rows is made in its first rounds."""
         if report.landed_at != self._running_at:
             self._running, self._running_at = [], report.landed_at
+            self._round, self._warm = report, True
         self._running.append(row)
-        if len(self._running) == report.rows and self._running != self._members:
+        self._warm &= warm
+        if report.drafted and not self._round.drafted:
+            self._round = report
+        if len(self._running) < report.rows:
+            return
+        self._settled += 1
+        if self._running != self._members:
             self._members = self._running
             self.membership += 1
+            self._settled = 0
+        self.times.charge(self._round, warm=self._warm and self._settled >= self.SETTLED)
 
     def members(self, name: str) -> list[_SourceCap]:
         """A source of each row of the batch that ran last."""
@@ -336,7 +364,7 @@ class LiveCaps:
         """Another tuple whenever caps of so many rows may have changed."""
         now = rows, self.times.version, self.drafted
         if self._known[0] != now:
-            plain = min(self.times.samples(rows, 1), _SourceCap.PLAIN_SAMPLES)
+            plain = min(self.times.samples(rows, 1), plain_samples(rows))
             due = self.times.probing(rows), self.times.checking(rows)
             known = rows, self.times.repriced(rows), *due, self.drafted, plain
             self._known = now, known if known != self._known[1] else self._known[1]

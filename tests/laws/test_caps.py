@@ -195,10 +195,11 @@ def company(
     seed: int = 0,
     cap: int | None = None,
     curves: CostCurves | None = None,
+    joining: float = 1.0,
 ) -> tuple[float, float, float]:
     """Rows of one policy that run together, each with its own acceptance; one that has `tokens` tokens
     leaves, and a new one takes its place, `lives` times. A row finds a draft with probability `hits`. `cap`:
-    the one of all rows, always.
+    the one of all rows, always. The first two rounds of a batch with a new row take `joining` times as long.
 
     Returns seconds, the seconds that plain decoding of the same tokens takes in rounds as full, and the share
     of rounds with drafts.
@@ -207,11 +208,12 @@ def company(
     rng, n = random.Random(seed), len(accepted)
     policy = LiveCaps([source], choose=False, pinned=pinned, curves=curves)
     rows, left = [policy.row() for _ in accepted], [tokens * lives] * n
-    clock, produced, rounds, drafting = 0.0, 0, 0, 0
+    clock, produced, rounds, drafting, joined = 0.0, 0, 0, 0, 0
     while all(count > 0 for count in left):
         drafts = [row.caps(n)[source.name] if rng.random() < hits else 0 for row in rows]
         width, launched = 1 + max(drafts), clock
-        clock += cost(n, width) * (1 + 0.1 * rng.uniform(-1, 1))
+        slow = joining if rounds - joined < 2 else 1.0
+        clock += cost(n, width) * (1 + 0.1 * rng.uniform(-1, 1)) * slow
         rounds, drafting = rounds + 1, drafting + (width > 1)
         for r, drafted in enumerate(drafts):
             taken = 0
@@ -234,7 +236,7 @@ def company(
             rows[r].observe(report)
             produced += taken + 1
             if left[r] // tokens != (left[r] - taken - 1) // tokens:
-                rows[r] = policy.row()
+                rows[r], joined = policy.row(), rounds
             left[r] -= taken + 1
     return clock, produced / n * cost(n, 1), drafting / rounds
 
@@ -284,6 +286,33 @@ def test_a_batch_does_not_believe_curves_whose_plain_rounds_are_too_dear(rows: i
     )
     seconds, plain, _ = company(really, (0.3,) * rows, source=BLOCK, tokens=400, curves=curves)
     assert seconds <= plain / 0.97
+
+
+@pytest.mark.parametrize("rows", [2, 4, 8])
+@pytest.mark.parametrize("known", [False, True])
+def test_rounds_after_a_row_joined_are_no_price(rows: int, known: bool) -> None:
+    """A batch makes room in its first rounds, and a plain one is timed among these."""
+    cost = {1: 0.005}
+
+    def really(n: int, width: int) -> float:
+        return cost.get(width, 0.0085 + 0.0001 * width)
+
+    curves = CostCurves(
+        tuple(VerifyPoint(rows, w, 0, 0.005 + 0.0003 * w, 0.0) for w in range(1, 9)),
+        {"dspark": tuple(DraftPoint(rows, c, 0, 0.0008, 0.0) for c in range(1, 8))},
+        0.0,
+        0.0,
+    )
+    _, _, drafting = company(
+        really,
+        (0.45,) * rows,
+        source=BLOCK,
+        tokens=64,
+        lives=12,
+        curves=curves if known else None,
+        joining=2.0,
+    )
+    assert drafting < 0.15, "no length pays, as the rounds between show"
 
 
 @pytest.mark.parametrize("rows", [2, 8])
