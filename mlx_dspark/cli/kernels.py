@@ -60,9 +60,8 @@ def _print(report: KernelReport) -> None:
         console.print(f"{state.name} {state.version} · {live}", highlight=False, markup=False)
         if state.cases:
             console.print(_table(state))
-        refusals = sorted({each for found in state.cases.values() for each in found.refusals})
-        for refusal in refusals:
-            console.print(f"  the device refuses {refusal}", highlight=False, markup=False)
+        for line in _beside(state):
+            console.print(f"  {line}", highlight=False, markup=False)
     for remark in report.remarks:
         console.print(remark, highlight=False, markup=False)
 
@@ -70,7 +69,11 @@ def _print(report: KernelReport) -> None:
 def _table(state: KernelState) -> Table:
     from rich.table import Table
 
-    table = Table("shape", "rows", "state", "MLX us", "ours us", "x MLX", "error", "why")
+    table = Table(box=None, pad_edge=False)
+    for title in ("shape", "rows", "state", "MLX us", "ours us", "x MLX", "error"):
+        table.add_column(
+            title, no_wrap=True, overflow="ignore", justify="left" if title == "shape" else "right"
+        )
     for case, found in sorted(state.cases.items()):
         timed = found.kernel_us > 0
         table.add_row(
@@ -81,6 +84,12 @@ def _table(state: KernelState) -> Table:
             f"{found.kernel_us:.1f}" if timed else "",
             f"{found.speed_up:.2f}" if timed else "",
             f"{found.error:.1e}" if found.geometry or found.error else "",
-            found.reason if found.state != "live" else "",
         )
     return table
+
+
+def _beside(state: KernelState) -> list[str]:
+    """What the table has no room for: why a case is not served, and what the device refuses."""
+    told = {f"{case}: {found.reason}": None for case, found in sorted(state.cases.items()) if found.reason}
+    told |= {f"refused: {each}": None for found in state.cases.values() for each in found.refusals}
+    return list(told)

@@ -127,6 +127,8 @@ class _Check:
             if self._back_end != "cpu" and (obstacle := _remember(kernel, found)):
                 remarks.append(f"{name}: {obstacle}")
             states.append(self._state(kernel, found))
+        places = list(self._standing)
+        states.sort(key=lambda state: places.index(state.name) if state.name in places else len(places))
         return states, remarks
 
     def _state(self, kernel: Kernel, found: Mapping[Case, Verdict]) -> KernelState:

@@ -104,7 +104,8 @@ class MatrixKernel(Kernel, Protocol):
 
     @property
     def widths(self) -> Sequence[int]:
-        """Rows of x that it is offered for, rising. An admitted width serves numbers of rows up to it."""
+        """Rows of x that it is raced at, rising: numbers of rows from the first to the last may be served,
+        those between two widths where both were admitted, laid out as for the wider."""
         ...
 
     def refusal(self, source: Source, dtype: mx.Dtype) -> str | None:
@@ -163,7 +164,7 @@ class AttentionKernel(Kernel, Protocol):
 
     @property
     def widths(self) -> Sequence[int]:
-        """Queries that it is offered for, rising. An admitted width serves numbers of queries up to it."""
+        """Queries that it is raced at, rising, which serve others as the widths of a MatrixKernel do."""
         ...
 
     @property

@@ -55,14 +55,16 @@ class Admitted(Generic[K]):
     def at(self, width: int) -> Geometry | None:
         """The launch for so many rows; None where they are not served.
 
-        Between two widths that were tried both must have been admitted; beyond the last one none is.
+        Between two widths that were tried both must have been admitted; below the first and beyond the last
+        none is.
         """
         place = bisect_left(self.tried, width)
         if place == len(self.tried):
             return None
-        found = self.geometries.get(self.tried[place])
-        between = self.tried[place] != width and place > 0
-        return None if between and self.tried[place - 1] not in self.geometries else found
+        wider = self.tried[place]
+        if wider != width and (not place or self.tried[place - 1] not in self.geometries):
+            return None
+        return self.geometries.get(wider)
 
 
 @dataclass
