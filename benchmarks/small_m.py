@@ -40,10 +40,13 @@ OFFERED: dict[int, Sequence[Geometry]] = {
         Geometry(2, 8, 3, 2),
         Geometry(2, 8, 3, 2, steady=False),
         Geometry(1, 8, 3, 3),
-        Geometry(1, 8, 4, 3, steady=False),
         Geometry(2, 16, 3, 1),
         Geometry(4, 8, 3, 1),
         Geometry(4, 4, 3, 2),
+        Geometry(2, 16, 3, 1, hold=True),
+        Geometry(1, 16, 3, 1, hold=True),
+        Geometry(2, 8, 3, 2, hold=True),
+        Geometry(2, 8, 3, 1, hold=True),
     ),
     8: (
         Geometry(1, 8, 3, 3),
@@ -52,8 +55,10 @@ OFFERED: dict[int, Sequence[Geometry]] = {
         Geometry(2, 8, 2, 2),
         Geometry(2, 8, 3, 1),
         Geometry(1, 16, 3, 1),
-        Geometry(2, 4, 3, 3),
         Geometry(4, 4, 2, 2),
+        Geometry(1, 16, 2, 1, hold=True),
+        Geometry(2, 8, 3, 1, hold=True),
+        Geometry(1, 8, 4, 1, hold=True),
     ),
 }
 
@@ -175,7 +180,7 @@ def measure(
         row["floor_us"] = shape.nbytes / copy * 1e6
         row["ours_us"], row["error"] = {}, {}
         for geometry in offered:
-            if not geometry.fits(shape.bits, -(-width // 8)):
+            if not geometry.fits(shape.bits, shape.inputs, -(-width // 8)):
                 continue
             name = label(geometry)
             try:
@@ -192,7 +197,7 @@ def measure(
 
 def label(geometry: Geometry) -> str:
     form = (geometry.tiles, geometry.warps, geometry.stages, geometry.resident)
-    return ".".join(map(str, form)) + ("" if geometry.steady else "n")
+    return ".".join(map(str, form)) + ("" if geometry.steady else "n") + ("h" if geometry.hold else "")
 
 
 def line(row: dict[str, Any]) -> str:

@@ -42,20 +42,44 @@ def multiply(inputs: Inputs, geometry: Geometry, factory: Factory | None = None)
     """
     x, weight, scales, biases, group, bits = inputs
     outputs = weight.shape[0]
-    rows = x.size // x.shape[-1]
-    compiled = _kernel(factory, x.dtype, bits, group, -(-rows // 8), geometry)
+    *leading, last = x.shape
+    compiled, grid, threads = _launch(
+        factory, x.dtype, bits, group, (x.size // last + 7) // 8, outputs, last, geometry
+    )
     return compiled(
         inputs=[x, weight, scales, biases],
-        grid=(geometry.blocks(outputs) * geometry.threads, 1, 1),
-        threadgroup=(geometry.threads, 1, 1),
-        output_shapes=[(*x.shape[:-1], outputs)],
+        grid=grid,
+        threadgroup=threads,
+        output_shapes=[(*leading, outputs)],
         output_dtypes=[x.dtype],
     )[0]
 
 
 @cache
+def _launch(
+    factory: Factory | None,
+    dtype: mx.Dtype,
+    bits: int,
+    group: int,
+    columns: int,
+    outputs: int,
+    inputs: int,
+    geometry: Geometry,
+) -> tuple[Any, tuple[int, int, int], tuple[int, int, int]]:
+    shared = geometry.shared_bytes(bits, inputs, columns)
+    compiled = _kernel(factory, dtype, bits, group, columns, shared, geometry)
+    return compiled, (geometry.blocks(outputs) * geometry.threads, 1, 1), (geometry.threads, 1, 1)
+
+
+@cache
 def _kernel(
-    factory: Factory | None, dtype: mx.Dtype, bits: int, group: int, columns: int, geometry: Geometry
+    factory: Factory | None,
+    dtype: mx.Dtype,
+    bits: int,
+    group: int,
+    columns: int,
+    shared: int,
+    geometry: Geometry,
 ) -> Any:
     constants = {
         "BITS": bits,
@@ -64,20 +88,21 @@ def _kernel(
         "RT": geometry.tiles,
         "WARPS": geometry.warps,
         "STAGES": geometry.stages,
+        "HOLD": int(geometry.hold),
     }
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     text = f"namespace small_m {{\nusing T = {_NAMES[dtype]};\n{text}}}\n"
     body = source_text("product.cu")
     header = source_text("lanes.cuh") + source_text("parts.cuh") + text
-    # MLX keeps what it compiled by name, on disk too: the name says all that the text depends on.
-    name = f"small_m_{geometry.resident}_{crc32((header + body).encode()):08x}"
+    # MLX keeps what it compiled by name, on disk too, with its shared memory: the name tells them apart.
+    name = f"small_m_{geometry.resident}_{shared}_{crc32((header + body).encode()):08x}"
     return (factory or mx.fast.cuda_kernel)(
         name=name,
         input_names=["x", "weights", "scales", "biases"],
         output_names=["y"],
         header=header + _bounds(name, _NAMES[dtype], geometry),
         source=body,
-        shared_memory=geometry.shared_bytes(bits, columns),
+        shared_memory=shared,
     )
 
 

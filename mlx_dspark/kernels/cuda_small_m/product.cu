@@ -11,6 +11,7 @@
   const int chunks = (K + CHUNK - 1) / CHUNK, tiles = (N + ROWS - 1) / ROWS;
   unsigned char* const ring = arena() + warp * STAGES * STAGE;
   float* const others = reinterpret_cast<float*>(arena() + WARPS * STAGES * STAGE);
+  uint4* const held = reinterpret_cast<uint4*>(others + WARPS * SUMS * 32);
 
   const unsigned char* const weight_bytes = reinterpret_cast<const unsigned char*>(weights);
   const unsigned short* const parts = reinterpret_cast<const unsigned short*>(lane < 16 ? scales : biases);
@@ -53,6 +54,19 @@
   unsigned next_parts[RT][PAIRS];
   load_parts(next_parts, blockIdx.x, warp);
 
+  // Where x stays in shared memory, it lies as the lanes take it: 16 bytes of each lane side by side.
+  if constexpr (HOLD) {
+    const int octets = chunks * CHUNK / 8;
+    for (int i = threadIdx.x; i < 8 * NT * octets; i += 32 * WARPS) {
+      const int m = i / octets, octet = i % octets;
+      uint4 eight = make_uint4(0, 0, 0, 0);
+      if (m < M && 8 * octet < K)
+        eight = *reinterpret_cast<const uint4*>(reinterpret_cast<const unsigned short*>(x) + (size_t)m * K + 8 * octet);
+      held[(octet / 4 * NT + m / 8) * 32 + m % 8 * 4 + octet % 4] = eight;
+    }
+    __syncthreads();
+  }
+
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     float sum[RT][NT][4];
 #pragma unroll
@@ -75,7 +89,11 @@
         for (int n = 0; n < NT; n++) {
           const int k = chunk * CHUNK + 32 * u;
           xs[u][n] = make_uint4(0, 0, 0, 0);
-          if (8 * n + g < M && k < K) xs[u][n] = *reinterpret_cast<const uint4*>(x_row + (size_t)8 * n * K + k);
+          if (HOLD) {
+            xs[u][n] = held[((chunk * UNITS + u) * NT + n) * 32 + lane];
+          } else if (8 * n + g < M && k < K) {
+            xs[u][n] = *reinterpret_cast<const uint4*>(x_row + (size_t)8 * n * K + k);
+          }
         }
       arrived<STAGES - 1>();
       __syncwarp();
