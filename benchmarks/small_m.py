@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from mlx_dspark.kernels.cuda_small_m import reference
 from mlx_dspark.kernels.cuda_small_m.cases import Shape
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
-from mlx_dspark.kernels.cuda_small_m.kernel import Inputs, multiply
+from mlx_dspark.kernels.cuda_small_m.kernel import Inputs, product
 
 MATRICES = ((12288, 4096), (4096, 12288), (4096, 4096), (6144, 4096), (151936, 4096))
 SMALL = ((576, 576), (1536, 576), (576, 1536), (49152, 576))
@@ -133,7 +133,7 @@ class Chain:
         if shape.outputs < shape.inputs:
             other = Shape(shape.inputs, shape.outputs, shape.bits, shape.group, shape.dtype)
             geometry = ways(other, 16)[0]
-            self._before = [(Copies.drawn(other, self.times), lambda inputs: multiply(inputs, geometry))]
+            self._before = [(Copies.drawn(other, self.times), lambda inputs: product(inputs, geometry))]
 
     def us(self, call: Callable[[Inputs], mx.array], width: int) -> float:
         steps = [*self._before, (self.copies, call)]
@@ -185,8 +185,8 @@ def measure(
                 continue
             name = label(geometry)
             try:
-                row["error"][name] = error(multiply(chain.copies.inputs(x, 0), geometry), expected)
-                call: Callable[[Inputs], mx.array] = lambda i, g=geometry: multiply(i, g)  # noqa: E731
+                row["error"][name] = error(product(chain.copies.inputs(x, 0), geometry), expected)
+                call: Callable[[Inputs], mx.array] = lambda i, g=geometry: product(i, g)  # noqa: E731
                 row["ours_us"][name] = chain.us(call, width)
             except (RuntimeError, ValueError) as problem:
                 row["error"][name] = float("inf")
@@ -269,7 +269,7 @@ def replace_linears(model: Any) -> None:
             self._ways = {rows: ways(shape, rows)[0] for rows in range(1, 17)}
 
         def __call__(self, x: mx.array) -> mx.array:
-            return multiply(Inputs(x, *self._matrix), self._ways[x.size // x.shape[-1]])
+            return product(Inputs(x, *self._matrix), self._ways[x.size // x.shape[-1]])
 
     for name, module in list(model.named_modules()):
         if type(module) is nn.QuantizedLinear:

@@ -4,7 +4,6 @@ and a row has the same bits in any company."""
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import mlx.core as mx
 import numpy as np
@@ -14,7 +13,8 @@ from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.cuda_small_m import geometry
 from mlx_dspark.kernels.cuda_small_m.cases import BITS, GROUPS, HALVES, Shape
 from mlx_dspark.kernels.cuda_small_m.geometry import LAST, SHARED, Geometry, ways
-from mlx_dspark.kernels.cuda_small_m.kernel import CudaSmallM, Inputs, multiply
+from mlx_dspark.kernels.cuda_small_m.kernel import CudaSmallM, Inputs, product
+from mlx_dspark.kernels.framework.kernel import Case, MatrixKernel
 from tests.cuda_shim.small_m import CpuKernels
 
 BLOCKS = 2
@@ -30,7 +30,7 @@ def errors(kernels: CpuKernels, shape: Shape, rows: int, launch: Geometry) -> fl
     """The largest error in units of the last place of the largest output; infinite where weights were not
     read exactly once."""
     kernel = CudaSmallM(kernels)
-    case = SimpleNamespace(shape=str(shape), width=rows)
+    case = Case(str(shape), rows)
     inputs = kernel.draw(case, rows)
     got = np.array(kernel.launch(inputs, launch).astype(mx.float32))
     if kernels.most_reads != 1 or kernels.pieces * 16 != inputs.weight.nbytes:
@@ -69,7 +69,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_launch(tmp_path: Path) -> No
     kernels = CpuKernels(tmp_path)
     kernel = CudaSmallM(kernels)
     shape = Shape(50, 640, 4, 64, mx.bfloat16)
-    inputs = kernel.draw(SimpleNamespace(shape=str(shape), width=16), 0)
+    inputs = kernel.draw(Case(str(shape), 16), 0)
     whole = kernel.launch(inputs, Geometry(1, 2, 3, 1))
     for rows in range(1, 16):
         some = kernel.launch(inputs._replace(x=mx.contiguous(inputs.x[:rows])), Geometry(1, 2, 3, 1))
@@ -80,7 +80,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_launch(tmp_path: Path) -> No
 
 def test_leading_axes_stay(tmp_path: Path) -> None:
     kernel = CudaSmallM(CpuKernels(tmp_path))
-    inputs = kernel.draw(SimpleNamespace(shape=str(Shape(20, 64, 8, 64, mx.float16)), width=6), 0)
+    inputs = kernel.draw(Case(str(Shape(20, 64, 8, 64, mx.float16)), 6), 0)
     flat = kernel.launch(inputs, LAST)
     deep = kernel.launch(inputs._replace(x=inputs.x.reshape(2, 3, 64)), LAST)
     assert deep.shape == (2, 3, 20)
@@ -133,7 +133,7 @@ def test_what_is_compiled_is_named_by_its_text() -> None:
         for dtype in HALVES.values():
             x, scales = mx.zeros((1, 64), dtype), mx.zeros((8, 1), dtype)
             for launch in (LAST, Geometry(1, 4, 2, 2), Geometry(2, 4, 2, 1)):
-                multiply(
+                product(
                     Inputs(x, mx.zeros((8, 2 * bits), mx.uint32), scales, scales, 64, bits), launch, factory
                 )
     assert len({name for name, _ in names}) == len({header for _, header in names}) == len(names)
@@ -162,6 +162,15 @@ def test_a_shape_is_read_as_it_is_written() -> None:
         assert Shape.read(str(shape)) == shape
     with pytest.raises(ValueError, match="is not a shape"):
         Shape.read("192x576-float16")
+
+
+def test_it_is_a_kernel_of_the_framework(tmp_path: Path) -> None:
+    kernel: MatrixKernel = CudaSmallM(CpuKernels(tmp_path))
+    assert isinstance(kernel, MatrixKernel)
+    drawn = kernel.draw(Case("24x64-4b-g64-float16", 2), 0)
+    source = Source(24, 64, drawn.weight, drawn.scales, drawn.biases, 4, 64, "affine")
+    assert kernel.case(source, mx.float16, 2) == Case("24x64-4b-g64-float16", 2)
+    assert mx.array_equal(kernel.multiply(drawn.x, source, LAST), kernel.launch(drawn, LAST))
 
 
 def test_other_matrices_are_refused() -> None:

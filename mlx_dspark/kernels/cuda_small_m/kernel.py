@@ -16,6 +16,7 @@ from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.cuda_small_m import cases, reference
 from mlx_dspark.kernels.cuda_small_m.cases import Shape
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
+from mlx_dspark.kernels.framework.kernel import Case
 
 Factory = Callable[..., Any]
 
@@ -34,7 +35,7 @@ class Inputs(NamedTuple):
     bits: int
 
 
-def multiply(inputs: Inputs, geometry: Geometry, factory: Factory | None = None) -> mx.array:
+def product(inputs: Inputs, geometry: Geometry, factory: Factory | None = None) -> mx.array:
     """[.., inputs] -> [.., outputs] in the type of x, not evaluated, for up to 16 rows in all.
 
     Each weight is read once whatever the rows, and a row's result has the same bits in any company, as long
@@ -137,7 +138,16 @@ class CudaSmallM:
     def refusal(self, source: Source, dtype: mx.Dtype) -> str | None:
         return cases.refusal(source, dtype)
 
-    def draw(self, case: Any, seed: int) -> Inputs:
+    def case(self, source: Source, dtype: mx.Dtype, width: int) -> Case:
+        return Case(str(Shape.of(source, dtype)), width)
+
+    def multiply(self, x: mx.array, source: Source, geometry: Any) -> mx.array:
+        assert source.scales is not None
+        assert source.biases is not None
+        inputs = Inputs(x, source.weight, source.scales, source.biases, source.group_size, source.bits)
+        return product(inputs, geometry, self._factory)
+
+    def draw(self, case: Case, seed: int) -> Inputs:
         shape = Shape.read(case.shape)
         keys = mx.random.split(mx.random.key(seed), 2)
         x = mx.random.normal((case.width, shape.inputs), key=keys[0]).astype(shape.dtype)
@@ -147,11 +157,11 @@ class CudaSmallM:
         mx.eval(made[:4])
         return made
 
-    def geometries(self, case: Any) -> Sequence[Geometry]:
+    def geometries(self, case: Case) -> Sequence[Geometry]:
         return ways(Shape.read(case.shape), case.width)
 
-    def launch(self, inputs: Inputs, geometry: Geometry) -> mx.array:
-        return multiply(inputs, geometry, self._factory)
+    def launch(self, inputs: Inputs, geometry: Any) -> mx.array:
+        return product(inputs, geometry, self._factory)
 
     def stock(self, inputs: Inputs) -> mx.array:
         x, weight, scales, biases, group, bits = inputs
@@ -160,5 +170,9 @@ class CudaSmallM:
     def reference(self, inputs: Inputs) -> NDArray[np.float32]:
         return reference.product(*inputs)
 
-    def tolerance(self, case: Any) -> float:
+    def tolerance(self, case: Case) -> float:
         return _ULP[Shape.read(case.shape).dtype]
+
+
+def kernel() -> CudaSmallM:
+    return CudaSmallM()
