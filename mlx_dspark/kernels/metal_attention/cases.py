@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mlx_dspark.kernels.framework.kernel import AttentionShape, Case
 from mlx_dspark.kernels.metal_attention import kernel, reference
-from mlx_dspark.kernels.metal_attention.kernel import DIMS, GROUPS, WIDTHS, Factory, Geometry
+from mlx_dspark.kernels.metal_attention.kernel import DIMS, GROUPS, Factory, Geometry
 
 _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
 _SHAPE = re.compile(r"h(\d+)-kv(\d+)-d(\d+)-s(\d+)-(\w+?)(-sinks)?")
@@ -51,9 +51,8 @@ class MetalAttention:
         if shape.head_dim not in DIMS:
             return f"takes heads of {', '.join(map(str, DIMS))}, not {shape.head_dim}"
         if shape.heads % shape.kv_heads or shape.heads // shape.kv_heads not in GROUPS:
-            return (
-                f"takes up to {GROUPS[-1]} query heads for a key head, not {shape.heads} for {shape.kv_heads}"
-            )
+            most, asked = GROUPS[-1], f"{shape.heads} for {shape.kv_heads}"
+            return f"takes up to {most} query heads for each key head, not {asked}"
         return None
 
     def case(self, shape: AttentionShape, width: int) -> Case:
@@ -90,7 +89,8 @@ class MetalAttention:
         return reference.attend(*inputs)
 
     def tolerance(self, case: Case) -> float:
-        """One unit in the last place of the largest output: 10 bits follow the first in float16, 7 in bfloat16."""
+        """One unit in the last place of the largest output: 10 bits follow its first in float16, 7 in
+        bfloat16. Rounding costs half of one; the sums are float32."""
         return 2.0**-10 if attention_shape(case.shape).dtype == mx.float16 else 2.0**-7
 
     def takes(
@@ -114,7 +114,7 @@ class MetalAttention:
 
 
 def attention_shape(text: str) -> AttentionShape:
-    """Of `str(AttentionShape)`. Raises ValueError for another text, or numbers that the kernel does not take."""
+    """The shape that a case names. Raises ValueError for another text."""
     found = _SHAPE.fullmatch(text)
     if found is None or found[5] not in _DTYPES:
         raise ValueError(f'shape: {text!r} is no attention; give one such as "h32-kv8-d128-s8192-float16"')

@@ -63,7 +63,7 @@ class Geometry:
         return 8 * fragments * (staged + 4 * self.keys + 16 + 4 * self.simd)
 
     def room(self, dim: int) -> int:
-        """Fragments of 8 rows that a threadgroup can hold; 0 where the geometry does not suit the head size."""
+        """Fragments of 8 rows that a threadgroup can hold; 0 where this does not suit the head size."""
         if dim // 8 % self.simd:
             return 0
         columns = dim // 8 // self.simd
@@ -83,8 +83,8 @@ class Plan:
 def takes(
     queries: mx.array, keys: mx.array, values: mx.array, mask: Any, sinks: mx.array | None = None
 ) -> bool:
-    """Whether the kernel computes this: up to 16 queries in halves, of a known head size, with keys and values
-    alike, and no mask, a causal one or booleans. Evaluates nothing."""
+    """Whether the kernel computes this: up to 16 queries in halves, of a known head size, with keys and
+    values alike, and no mask, a causal one or booleans. Evaluates nothing."""
     if queries.dtype not in _HALVES or {keys.dtype, values.dtype} != {queries.dtype}:
         return False
     _, heads, width, dim = queries.shape
@@ -103,7 +103,7 @@ def takes(
 
 
 def geometries(heads: int, kv_heads: int, dim: int, width: int) -> list[Geometry]:
-    """Layouts that suit these shapes: the best guess first, those that read keys more than once after those that
+    """Layouts that suit these shapes: the best guess first, those that read keys more often after those that
     do not, and those with fewest threads last."""
     rows = heads // kv_heads * width
 
@@ -120,9 +120,10 @@ def geometries(heads: int, kv_heads: int, dim: int, width: int) -> list[Geometry
 
 
 def plan(queries: tuple[int, ...], keys: tuple[int, ...], geometry: Geometry, window: int = 0) -> Plan:
-    """For arrays of these shapes: as few parts as hold all rows, and splits of whole tiles, none of them empty.
+    """For arrays of these shapes: as few parts as hold all rows, and splits of whole tiles, none empty.
 
-    A split has keys enough that its partial results are at most an eighth of what it reads.
+    A split has keys enough that its partial results, written and read, are at most a quarter of what it
+    reads.
     """
     batch, heads, width, dim = queries
     rows = heads // keys[1] * width
@@ -133,7 +134,7 @@ def plan(queries: tuple[int, ...], keys: tuple[int, ...], geometry: Geometry, wi
     fragments = -(-rows // (8 * parts))
     reach = min(keys[2], window + width - 1) if window else keys[2]
     tiles = -(-reach // geometry.keys)
-    least = max(4, -(-16 * rows // geometry.keys))
+    least = max(4, -(-64 * fragments // geometry.keys))
     wanted = max(1, min(geometry.busy // (batch * keys[1] * parts), tiles // least))
     return Plan(fragments, parts, -(-tiles // -(-tiles // wanted)))
 
@@ -155,9 +156,10 @@ def attend(
     booleans that broadcast to `[rows, heads, width, length]`; with "causal", a `window` other than 0 hides
     all but so many last positions from each query. `sinks` `[heads]` join the softmax of their head.
 
-    A query that sees nothing gets zeros. Arrays may be strided in any way; nothing is copied. `factory` stands
-    in for `mx.fast.metal_kernel`. Not evaluated: where the device refuses so many threads, evaluating raises
-    ValueError, and a later one of `geometries` is to be tried. Raises ValueError for a window without "causal".
+    A query that sees nothing gets zeros. Arrays may be strided in any way; nothing is copied. `factory`
+    stands in for `mx.fast.metal_kernel`. Not evaluated: where the device refuses so many threads, evaluating
+    raises ValueError, and a later one of `geometries` is to be tried. Raises ValueError for a window without
+    "causal".
     """
     if window and (isinstance(mask, mx.array) or mask is None):
         raise ValueError(f'window: {window} goes with mask="causal"; add it to a mask of booleans')

@@ -57,7 +57,8 @@ def _mixed(scores: Floats, values: Floats, sinks: Floats | None) -> Floats:
     total = shares.sum(-1, keepdims=True)
     if sinks is not None:
         total = total + np.exp(sinks - most)
-    return (shares @ values) / np.where(total == 0, np.float32(1), total)
+    mixed = (shares @ values) / np.where(total == 0, np.float32(1), total)
+    return mixed.astype(np.float32)
 
 
 def _plain(array: mx.array) -> Floats:
