@@ -1,7 +1,7 @@
 """Metal kernels of ours run on a CPU: the source is the one MLX generates, lanes are fibers that meet at
 barriers and SIMD-group operations.
 
-`run(call)` runs what `call(metal_kernel)` launches; `captured(call)` only records the launches, for the gates.
+`run(call)` runs what `call(metal_kernel)` launches; `captured(call)` only records it, for the gates.
 """
 
 from tests.metal_shim.capture import Buffer, Launch, captured

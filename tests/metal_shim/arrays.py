@@ -43,7 +43,7 @@ def strided_bytes(array: mx.array) -> tuple[Bytes, list[int]]:
         raise ValueError(f"the shim takes no negative strides: {strides}")
     extent = sum((n - 1) * stride for n, stride in zip(view.shape, strides, strict=True)) + 1
     held = (ctypes.c_uint8 * (extent * size)).from_address(view.ctypes.data)
-    return np.frombuffer(held, np.uint8).copy(), strides
+    return np.ctypeslib.as_array(held).copy(), strides
 
 
 def row_strides(shape: tuple[int, ...]) -> list[int]:

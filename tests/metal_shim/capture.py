@@ -1,7 +1,7 @@
 """What MLX would launch: the complete Metal source, buffers and grid of each call of a custom kernel.
 
-`mx.export_function` hands over the primitives of a graph, custom kernels with the source that MLX generated for
-them, on machines without Metal too.
+`mx.export_function` hands over the primitives of a graph, custom kernels with the source that MLX generated,
+on machines without Metal too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a captured launch to a library or a program for the CPU. One folder holds all that a process compiled."""
+"""From a captured launch to a library or a program for the CPU. A process has one folder for them."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ static void shim_body(void* given, const shim::Self& self) {
   (void)buffers, (void)self;
   $call;
 }
-extern "C" int shim_entry(void** buffers, const uint32_t* grid, const uint32_t* size, const shim::Options* options,
-                          shim::Counts* counts, char* error, size_t room) {
-  return shim::launch({grid[0], grid[1], grid[2]}, {size[0], size[1], size[2]}, *options, shim_body, buffers, counts,
-                      error, room);
+extern "C" int shim_entry(void** buffers, const uint32_t* grid, const uint32_t* size, 
+                          const shim::Options* options, shim::Counts* counts, char* error, size_t room) {
+  return shim::launch({grid[0], grid[1], grid[2]}, {size[0], size[1], size[2]}, *options, shim_body, buffers,
+                      counts, error, room);
 }
 """
 

@@ -1,7 +1,7 @@
 """From Metal to C++: the signature, threadgroup variables and literals; everything else is the header's.
 
-Every `threadgroup` qualifier is either of a pointer or reference, where it stays, or of a variable in a statement,
-which becomes a reference into the memory of the running threadgroup. What is neither is refused.
+Every `threadgroup` qualifier is either of a pointer or reference, where it stays, or of a variable in a
+statement, which becomes a reference into the memory of the running threadgroup. What is neither is refused.
 """
 
 from __future__ import annotations
@@ -72,15 +72,19 @@ def rewritten(source: str) -> Rewritten:
     statements, pointers = _threadgroup(source, read)
     edits = [(each.start, each.end, _declared(each, number)) for number, each in enumerate(statements)]
     edits += [edit for each in read if each.kind == "number" and (edit := _literal(each))]
-    text = source
-    for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + "\n" * source[start:end].count("\n") + text[end:]
+    text = _edited(source, edits)
     return Rewritten(text, tuple(name for each in statements for name, _ in each.names), pointers)
 
 
-def variables(source: str) -> list[Variables]:
-    """The statements of the source that declare threadgroup variables."""
-    return _threadgroup(source, tokens(source))[0]
+def rewritten_for_gates(source: str) -> str:
+    """The source with threadgroup variables as clang declares them and literals of Metal's types."""
+    read = tokens(source)
+    edits = [
+        (each.start, each.start, "static __attribute__((loader_uninitialized)) ")
+        for each in _threadgroup(source, read)[0]
+    ]
+    edits += [edit for each in read if each.kind == "number" and (edit := _literal(each))]
+    return _edited(source, edits)
 
 
 def _threadgroup(source: str, read: list[Token]) -> tuple[list[Variables], int]:
@@ -204,3 +208,10 @@ def _line(source: str, token: Token) -> int:
 def _unclear(source: str, token: Token) -> NotMetal:
     rest = source[token.start : token.start + 80].split("\n")[0]
     return NotMetal(f"line {_line(source, token)}: neither a threadgroup variable nor a pointer: {rest!r}")
+
+
+def _edited(source: str, edits: list[tuple[int, int, str]]) -> str:
+    """The source with pieces replaced; lines keep their numbers."""
+    for start, end, new in sorted(edits, reverse=True):
+        source = source[:start] + new + "\n" * source[start:end].count("\n") + source[end:]
+    return source

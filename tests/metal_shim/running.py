@@ -81,9 +81,9 @@ def run(
 ) -> Run:
     """Calls `call(metal_kernel)` with a stand-in for `mx.fast.metal_kernel` whose kernels run here at once.
 
-    `change` replaces one piece of the kernels' source, which must occur exactly once. Raises `NotMetal` where the
-    source cannot be read or compiled, `Fault` where a kernel does what it must not, `ValueError` where `change`
-    does not occur once.
+    `change` replaces one piece of the kernels' source, which must occur exactly once. Raises `NotMetal` where
+    the source cannot be read or compiled, `Fault` where a kernel does what it must not, `ValueError` where
+    `change` does not occur once.
     """
     ran: list[Ran] = []
     order = SCHEDULES.index(schedule)
@@ -113,7 +113,7 @@ def _executed(
     else:
         data, counts, traffic, inner = _in_process(path, launch, options, mode)
     made = [array_of(each, *form) for each, form in zip(data, launch.outputs, strict=True)]
-    fields = {name: getattr(counts, name) for name, _ in Counts._fields_}
+    fields = counts.by_name()
     threads, held = fields.pop("threads"), fields.pop("threadgroup_bytes")
     return made, Ran(launch, threads, held, fields, traffic, inner)
 

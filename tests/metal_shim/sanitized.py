@@ -30,7 +30,7 @@ _FOUND = re.compile(
 
 
 def sanitized(path: Path, launch: Launch, options: Options, mode: Mode) -> tuple[list[Bytes], Counts]:
-    """The outputs and counts of a launch. Raises `Fault` with what the sanitizer found and the source lines."""
+    """The outputs and counts of a launch. Raises `Fault` with what was found at which lines."""
     with TemporaryDirectory(dir=folder()) as name:
         job, out = Path(name) / "job", Path(name) / "out"
         job.write_bytes(_job(launch, options))

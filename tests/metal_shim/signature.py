@@ -46,7 +46,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Signature:
-    """`before` ends where the function begins, `body` starts after its opening brace, `line` is the body's first."""
+    """`before` ends where the function begins, `body` starts after its opening brace."""
 
     before: str
     parameters: tuple[Parameter, ...]

@@ -28,3 +28,6 @@ class Counts(ctypes.Structure):
         ("threadgroup_bytes", ctypes.c_uint32),
         ("threads", ctypes.c_uint32),
     )
+
+    def by_name(self) -> dict[str, int]:
+        return {field[0]: getattr(self, field[0]) for field in self._fields_}

@@ -17,8 +17,8 @@ Inputs = Any
 """A NamedTuple of arrays and numbers, of the kernel's own."""
 
 Geometry = Hashable
-"""How a launch is laid out, of the kernel's own: numbers in a tuple or a frozen dataclass, whose `str` is shown
-to people and whose `repr` is the same in every process."""
+"""How a launch is laid out, of the kernel's own: a tuple or a frozen dataclass. Its `repr` is shown to people
+and is the same in every process."""
 
 
 @dataclass(frozen=True, order=True)
@@ -78,6 +78,21 @@ class Kernel(Protocol):
     def tolerance(self, case: Case) -> float:
         """Largest error, as a share of the largest output: one unit in the last place of the output."""
         ...
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A kernel that names what `mlx-dspark kernels --check` is to try, whatever the model."""
+
+    def check_cases(self) -> Sequence[Case]: ...
+
+
+@runtime_checkable
+class Exact(Protocol):
+    """A kernel that is used only where it gives the very bits that MLX gives."""
+
+    @property
+    def same_bits(self) -> bool: ...
 
 
 @runtime_checkable
