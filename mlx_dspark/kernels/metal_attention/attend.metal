@@ -73,7 +73,7 @@ if (STAGED) {
     const int dim = at % (D / 4) * 4;
     const long place = few_queries::place(q_strides, batch, kv_head * group + row / width, row % width);
     float four[4];
-    few_queries::fetch<T, 4>(q + place + dim * q_strides[3], q_strides[3], q_dense, four);
+    few_queries::fetch<T, 4>(q + place, dim, q_strides, q_dense, four);
     metal::vec<T, 4> packed;
     for (int e = 0; e < 4; ++e) packed[e] = T(four[e]);
     staged[at / (D / 4) * QUERY + dim / 4] = packed;
@@ -126,15 +126,15 @@ for (int tile = from; tile < to; tile += KEYS) {
     }
   }
   if (simd_any(any)) {
-    for (int d = 0; d < D; d += 8 * U) {
+    FEW_QUERIES_LOOP for (int d = 0; d < D; d += 8 * U) {
       float keys[KB][2][U];
       FEW_QUERIES_UNROLL for (int j = 0; j < KB; ++j) {
         FEW_QUERIES_UNROLL for (int e = 0; e < 2; ++e) {
           const int key = mine + 8 * j + e;
-          for (int t = 0; t < U; ++t) keys[j][e][t] = 0.0f;
+          FEW_QUERIES_UNROLL for (int t = 0; t < U; ++t) keys[j][e][t] = 0.0f;
           if (key < to) {
             const long place = few_queries::place(k_strides, batch, kv_head, key);
-            few_queries::fetch<T, U>(k + place + (d + U * fm) * k_strides[3], k_strides[3], k_dense, keys[j][e]);
+            few_queries::fetch<T, U>(k + place, d + U * fm, k_strides, k_dense, keys[j][e]);
           }
         }
       }
@@ -142,10 +142,9 @@ for (int tile = from; tile < to; tile += KEYS) {
         float dims[2 * U];
         if (STAGED) {
           const threadgroup metal::vec<T, 4>* p = staged + (8 * i + fm) * QUERY + (d + U * fn) / 4;
-          for (int t = 0; t < 2 * U; ++t) dims[t] = float(p[t / 4][t % 4]);
+          FEW_QUERIES_UNROLL for (int t = 0; t < 2 * U; ++t) dims[t] = float(p[t / 4][t % 4]);
         } else {
-          few_queries::fetch<T, 2 * U>(
-              q + q_at[i] + (d + U * fn) * q_strides[3], q_strides[3], q_dense, dims);
+          few_queries::fetch<T, 2 * U>(q + q_at[i], d + U * fn, q_strides, q_dense, dims);
         }
         FEW_QUERIES_UNROLL for (int t = 0; t < U; ++t) {
           metal::simdgroup_matrix<float, 8, 8> a;
@@ -205,15 +204,14 @@ for (int tile = from; tile < to; tile += KEYS) {
         sums[i][c].thread_elements()[1] *= kept[i];
       }
     }
-    for (int at = 0; at < KEYS && tile + at < to; at += 8) {
+    FEW_QUERIES_LOOP for (int at = 0; at < KEYS && tile + at < to; at += 8) {
       const int key = tile + at + fm;
       float values[2 * COLUMNS];
-      for (int c = 0; c < 2 * COLUMNS; ++c) values[c] = 0.0f;
+      FEW_QUERIES_UNROLL for (int c = 0; c < 2 * COLUMNS; ++c) values[c] = 0.0f;
       if (key < to) {
         const long place = few_queries::place(v_strides, batch, kv_head, key);
         const int column = (8 * simd + fn) * COLUMNS;
-        few_queries::fetch<T, 2 * COLUMNS>(
-            v + place + column * v_strides[3], v_strides[3], v_dense, values);
+        few_queries::fetch<T, 2 * COLUMNS>(v + place, column, v_strides, v_dense, values);
       }
       FEW_QUERIES_UNROLL for (int i = 0; i < RB; ++i) {
         const metal::vec<float, 2> part = shares[(8 * i + fm) * SHARE + (at + fn) / 2];

@@ -23,8 +23,12 @@ GROUPS = range(1, 17)
 MEMORY = 32768
 """Bytes of threadgroup memory that every Apple GPU has."""
 
-HELD = 96
-"""Numbers a lane keeps as sums: what leaves registers for the rest."""
+HELD = {True: (8, 96), False: (6, 64)}
+"""Fragments of rows, and numbers that a lane keeps as sums, which leave registers for the rest; by whether queries
+are staged."""
+
+COLUMNS = 8
+"""Times 8 columns of the output that a SIMD group can sum in registers."""
 
 _HALVES = (mx.float16, mx.bfloat16)
 _CAUSAL, _BOOLEANS = 1, 2
@@ -64,10 +68,11 @@ class Geometry:
 
     def room(self, dim: int) -> int:
         """Fragments of 8 rows that a threadgroup can hold; 0 where this does not suit the head size."""
-        if dim // 8 % self.simd:
-            return 0
         columns = dim // 8 // self.simd
-        most = min(8, HELD // (2 * columns))
+        if dim // 8 % self.simd or columns > COLUMNS:
+            return 0
+        fragments, sums = HELD[self.staged]
+        most = min(fragments, sums // (2 * columns))
         return max((n for n in range(1, most + 1) if self.memory(dim, n) <= MEMORY - 16), default=0)
 
 

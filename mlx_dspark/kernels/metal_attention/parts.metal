@@ -2,6 +2,7 @@
 
 // Arrays of fragments live in registers only where every index is known to the compiler.
 #define FEW_QUERIES_UNROLL _Pragma("clang loop unroll(full)")
+#define FEW_QUERIES_LOOP _Pragma("clang loop unroll(disable)")
 
 namespace few_queries {
 
@@ -26,18 +27,21 @@ inline bool is_dense(const device T* base, const constant int64_t* strides) {
   return strides[3] == 1 && multiples && reinterpret_cast<ulong>(base) % (4 * sizeof(T)) == 0;
 }
 
-// N numbers from `from` on, `stride` apart.
+// N dims of the position at `place`, from `dim` on. Where they are not dense, the stride is volatile, so that
+// addresses of this rare path are not kept in registers of the other.
 template <typename T, int N>
-inline void fetch(const device T* from, long stride, bool dense, thread float* to) {
+inline void fetch(
+    const device T* place, int dim, const constant int64_t* strides, bool dense, thread float* to) {
   constexpr int V = N % 4 == 0 ? 4 : 2;
   if (dense) {
-    const device metal::vec<T, V>* vectors = (const device metal::vec<T, V>*)from;
-    for (int i = 0; i < N / V; ++i) {
+    const device metal::vec<T, V>* vectors = (const device metal::vec<T, V>*)(place + dim);
+    FEW_QUERIES_UNROLL for (int i = 0; i < N / V; ++i) {
       const metal::vec<T, V> some = vectors[i];
-      for (int e = 0; e < V; ++e) to[V * i + e] = float(some[e]);
+      FEW_QUERIES_UNROLL for (int e = 0; e < V; ++e) to[V * i + e] = float(some[e]);
     }
   } else {
-    for (int i = 0; i < N; ++i) to[i] = float(from[i * stride]);
+    const volatile constant int64_t* stride = strides + 3;
+    for (int i = 0; i < N; ++i) to[i] = float(place[(dim + i) * *stride]);
   }
 }
 

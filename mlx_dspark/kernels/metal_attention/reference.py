@@ -26,18 +26,18 @@ def attend(
     group = heads // kv_heads
     out = np.zeros((rows, kv_heads, group, width, dim), np.float32)
     grouped = queries.reshape(rows, kv_heads, group, width, dim)
-    seen = np.broadcast_to(_seen(width, length, mask, window), (rows, heads, width, length))
-    seen = seen.reshape(rows, kv_heads, group, width, length)
+    shown = np.broadcast_to(seen(width, length, mask, window), (rows, heads, width, length))
+    shown = shown.reshape(rows, kv_heads, group, width, length)
     joining = None if sinks is None else _plain(sinks).reshape(kv_heads, group, 1, 1)
     for row in range(rows):
         for head in range(kv_heads):
             q, k, v = (_plain(each[row, head]) for each in (grouped, keys, values))
-            scores = np.where(seen[row, head], (q * np.float32(scale)) @ k.T, -np.inf)
+            scores = np.where(shown[row, head], (q * np.float32(scale)) @ k.T, -np.inf)
             out[row, head] = _mixed(scores, v, None if joining is None else joining[head])
     return out.reshape(rows, heads, width, dim)
 
 
-def _seen(width: int, length: int, mask: Any, window: int) -> NDArray[np.bool_]:
+def seen(width: int, length: int, mask: Any, window: int) -> NDArray[np.bool_]:
     """Which keys a query sees; broadcasts to `[rows, heads, width, length]`."""
     if isinstance(mask, mx.array):
         return np.array(mask)
