@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -26,7 +26,7 @@ Change = tuple[str, str]
 class Buffer:
     """One buffer of a launch, in the order of the kernel's arguments."""
 
-    data: Bytes
+    data: Bytes = field(repr=False)
     written: bool = False
 
 
@@ -35,9 +35,9 @@ class Launch:
     """One launch as MLX would make it. `grid` and `threadgroup` are in threads."""
 
     name: str
-    source: str
+    source: str = field(repr=False)
     arguments: str
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[Buffer, ...] = field(repr=False)
     outputs: tuple[tuple[tuple[int, ...], mx.Dtype], ...]
     grid: Grid
     threadgroup: Grid

@@ -36,7 +36,7 @@ class Mode(Enum):
 
 
 _KERNEL_FLAGS = {
-    Mode.PLAIN: ["-O2"],
+    Mode.PLAIN: ["-O1"],
     Mode.ADDRESS: [
         "-O1",
         "-g1",

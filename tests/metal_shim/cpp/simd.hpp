@@ -78,6 +78,10 @@ SHIM_SHUFFLE(simd_shuffle_down, i + by) SHIM_SHUFFLE(simd_shuffle_up, i - by)
 SHIM_SHUFFLE(simd_shuffle_rotate_down, (i + by) & 31) SHIM_SHUFFLE(simd_shuffle_rotate_up, (i - by) & 31)
 SHIM_SHUFFLE(quad_broadcast, (i & ~3) + by) SHIM_SHUFFLE(quad_shuffle_xor, i ^ by)
 #undef SHIM_SHUFFLE
+template <class T> SHIM_INLINE T quad_sum(T x, SHIM_SITE) {
+  x = T(x + quad_shuffle_xor(x, 1, site));
+  return T(x + quad_shuffle_xor(x, 2, site));
+}
 template <class T> SHIM_INLINE T simd_shuffle_and_fill_down(T x, T fill, ushort by, SHIM_SITE) {
   const T moved = simd_shuffle_down(x, by, site);
   return shim::lane() + by < 32 ? moved : fill;

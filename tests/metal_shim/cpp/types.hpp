@@ -62,6 +62,7 @@ using std::remove_reference_t;
 using std::true_type;
 template <class T, class U> using is_same = std::is_same<T, U>;
 template <class T, class U> inline constexpr bool is_same_v = std::is_same_v<T, U>;
+template <class T> using remove_addrspace_t = std::remove_cv_t<T>;
 template <bool B, class T = void> using enable_if_t = std::enable_if_t<B, T>;
 template <bool B, class T, class F> using conditional_t = std::conditional_t<B, T, F>;
 template <class T> using is_integral = std::is_integral<T>;

@@ -1,9 +1,9 @@
 """What needs no run: address spaces, and the registers and memory that a kernel takes.
 
-clang compiles the source with Metal's address spaces as its own, for a GPU that it knows. A pointer without or
-with the wrong address space is an error there as it is on a Mac. Registers are a proxy, as the allocator is not
-Apple's; but arrays that it could not keep in registers, and variants that need more of them, show. clang is
-that of the package `ziglang`.
+clang compiles the source with Metal's address spaces as its own, where a pointer without or with the wrong
+one is an error as it is on a Mac, and for a GPU that it knows, which tells registers. These are a proxy, as
+the allocator is not Apple's; but arrays that it could not keep in registers, and variants that need more of
+them, show. clang is that of the package `ziglang`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ REGISTERS = 53_248
 
 _VECTOR = re.compile(r"\b((?:float|half|bfloat|u?int|u?short|u?char|u?long)[234])\(")
 _LANES = {
-    "thread_index_in_simdgroup": "(shim_thread & 31)",
-    "simdgroup_index_in_threadgroup": "__builtin_amdgcn_readfirstlane(shim_thread >> 5)",
-    "thread_index_in_threadgroup": "shim_thread",
+    "thread_index_in_simdgroup": "(gate_thread() & 31)",
+    "simdgroup_index_in_threadgroup": "gate_uniform(gate_thread() >> 5)",
+    "thread_index_in_threadgroup": "gate_thread()",
     "threads_per_simdgroup": "32",
-    "simdgroups_per_threadgroup": "__builtin_amdgcn_readfirstlane(8)",
+    "simdgroups_per_threadgroup": "gate_uniform(8)",
 }
 
 
@@ -67,11 +67,9 @@ def resources(launch: Launch) -> Resources:
     key = sha256(text.encode()).hexdigest()[:24]
     source, made = folder() / f"{key}.gate.cpp", folder() / f"{key}.s"
     source.write_text(text)
-    command = [sys.executable, "-m", "ziglang", "clang", "-target", "amdgcn-amd-amdhsa", f"-mcpu={GPU}"]
-    command += ["-nogpulib", "-std=c++17", "-fno-exceptions", "-O3", "-w", f"-I{HERE}", "-S", str(source)]
-    done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True)
-    if done.returncode:
-        raise NotMetal(f"{launch.name}:\n{done.stderr[:4000]}")
+    _clang(launch, ["-target", "x86_64-linux-gnu", "-fsyntax-only", str(source)])
+    gpu = ["-target", "amdgcn-amd-amdhsa", f"-mcpu={GPU}", "-nogpulib"]
+    _clang(launch, [*gpu, "-O3", "-S", str(source), "-o", str(made)])
     told = made.read_text()
     return Resources(
         threads=launch.threads,
@@ -81,10 +79,17 @@ def resources(launch: Launch) -> Resources:
     )
 
 
+def _clang(launch: Launch, options: list[str]) -> None:
+    command = [sys.executable, "-m", "ziglang", "clang", "-std=c++17", "-fno-exceptions", "-w", f"-I{HERE}"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    if done.returncode:
+        raise NotMetal(f"{launch.name}:\n{done.stderr[:4000]}")
+
+
 def translated(launch: Launch) -> str:
     """The kernel as clang takes it for a GPU: template arguments fixed, references to buffers as pointers."""
     found = signature(launch.source, launch.name)
-    parameters, lines = [], ["uint shim_thread = __builtin_amdgcn_workitem_id_x();"]
+    parameters, lines = list[str](), list[str]()
     for each in found.parameters:
         if each.attribute is not None:
             lines.append(f"{each.type} {each.name} = {_attribute(each.attribute, each.type)};")
@@ -121,8 +126,7 @@ def _attribute(name: str, kind: str) -> str:
         return _LANES[name]
     if kind != "uint3":
         raise NotMetal(f"the gates know no attribute {name!r}")
-    source = "workgroup" if name == "threadgroup_position_in_grid" else "workitem"
-    return "{" + ", ".join(f"(uint)__builtin_amdgcn_{source}_id_{axis}()" for axis in "xyz") + "}"
+    return "{gate_group(0), gate_group(1), gate_group(2)}"
 
 
 def _made(found: re.Match[str]) -> str:

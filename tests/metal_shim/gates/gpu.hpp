@@ -1,5 +1,6 @@
-// Metal's address spaces and vectors as clang's own, for a GPU that clang knows: nothing of this runs.
-// SIMD-group functions and products are opaque instructions, so that registers are counted as if they were there.
+// Metal's address spaces and vectors as clang's own: nothing of this runs. For a GPU that clang knows, SIMD-group
+// functions and products are opaque instructions, so that registers are counted as if they were there. There a
+// pointer without address space takes any pointer; for any other target it takes none of another space.
 #pragma once
 #define GATE_INLINE inline __attribute__((always_inline))
 
@@ -25,6 +26,31 @@ typedef bfloat bfloat16_t;
 #define GATE_THREADGROUP __attribute__((address_space(3)))
 #define GATE_CONSTANT __attribute__((address_space(4)))
 
+#ifdef __AMDGCN__
+#define GATE_OPAQUE(to, ...) asm volatile(__VA_ARGS__)
+GATE_INLINE uint gate_thread() { return __builtin_amdgcn_workitem_id_x(); }
+GATE_INLINE uint gate_uniform(uint x) { return __builtin_amdgcn_readfirstlane(x); }
+GATE_INLINE uint gate_lane() { return __builtin_amdgcn_mbcnt_lo(~0u, 0); }
+GATE_INLINE uint gate_group(int axis) {
+  return axis == 0 ? __builtin_amdgcn_workgroup_id_x()
+                   : axis == 1 ? __builtin_amdgcn_workgroup_id_y() : __builtin_amdgcn_workgroup_id_z();
+}
+GATE_INLINE void gate_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+GATE_INLINE void gate_wave_barrier() { __builtin_amdgcn_wave_barrier(); }
+#else
+#define GATE_OPAQUE(to, ...) to = {}
+uint gate_thread();
+uint gate_uniform(uint);
+uint gate_lane();
+uint gate_group(int);
+void gate_barrier();
+void gate_wave_barrier();
+#endif
+
 namespace metal {
 
 template <class T, int N> using vec = T __attribute__((ext_vector_type(N)));
@@ -45,17 +71,13 @@ template <class T, class U> GATE_INLINE T as_type(U x) { return __builtin_bit_ca
 
 enum class mem_flags : uint { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 GATE_INLINE mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(uint(a) | uint(b)); }
-GATE_INLINE void threadgroup_barrier(mem_flags) {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
-  __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
-}
-GATE_INLINE void simdgroup_barrier(mem_flags) { __builtin_amdgcn_wave_barrier(); }
+GATE_INLINE void threadgroup_barrier(mem_flags) { gate_barrier(); }
+GATE_INLINE void simdgroup_barrier(mem_flags) { gate_wave_barrier(); }
 
 #define GATE_ONE(name)                                   \
   GATE_INLINE float name(float x) {                      \
     float made;                                          \
-    asm("; " #name " %0, %1" : "=v"(made) : "v"(x));     \
+    GATE_OPAQUE(made, "; " #name " %0, %1" : "=v"(made) : "v"(x));     \
     return made;                                         \
   }                                                      \
   GATE_INLINE half name(half x) { return (half)name((float)x); }
@@ -78,7 +100,7 @@ template <class T> GATE_INLINE T select(T a, T b, bool second) { return second ?
 #define GATE_REDUCTION(name)                                               \
   template <class T> GATE_INLINE T name(T x) {                             \
     float made;                                                            \
-    asm volatile("; " #name " %0, %1" : "=v"(made) : "v"((float)x));       \
+    GATE_OPAQUE(made, "; " #name " %0, %1" : "=v"(made) : "v"((float)x));       \
     return (T)made;                                                        \
   }
 GATE_REDUCTION(simd_sum) GATE_REDUCTION(simd_max) GATE_REDUCTION(simd_min) GATE_REDUCTION(simd_broadcast_first)
@@ -86,7 +108,7 @@ GATE_REDUCTION(simd_any) GATE_REDUCTION(simd_all)
 #define GATE_SHUFFLE(name)                                                                      \
   template <class T> GATE_INLINE T name(T x, ushort by) {                                       \
     float made;                                                                                 \
-    asm volatile("; " #name " %0, %1, %2" : "=v"(made) : "v"((float)x), "v"((uint)by));         \
+    GATE_OPAQUE(made, "; " #name " %0, %1, %2" : "=v"(made) : "v"((float)x), "v"((uint)by));         \
     return (T)made;                                                                             \
   }
 GATE_SHUFFLE(simd_broadcast) GATE_SHUFFLE(simd_shuffle) GATE_SHUFFLE(simd_shuffle_xor)
@@ -105,7 +127,6 @@ template <class T, int R, int C> GATE_INLINE simdgroup_matrix<T, R, C> make_fill
   made.elements = x;
   return made;
 }
-GATE_INLINE uint gate_lane() { return __builtin_amdgcn_mbcnt_lo(~0u, 0); }
 GATE_INLINE uint gate_row(uint lane) { return ((lane / 4) & 4) + (lane / 2) % 4; }
 GATE_INLINE uint gate_column(uint lane) { return ((lane / 4) & 2) * 2 + (lane % 2) * 2; }
 #define GATE_MOVES(space)                                                                                      \
@@ -130,7 +151,7 @@ template <class D, class A, class B, class C>
 GATE_INLINE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& to, simdgroup_matrix<A, 8, 8> left,
                                                simdgroup_matrix<B, 8, 8> right, simdgroup_matrix<C, 8, 8> sum) {
   vec<D, 2> made = sum.elements;
-  asm volatile("; product %0 %1 %2" : "+v"(made) : "v"(left.elements), "v"(right.elements));
+  GATE_OPAQUE(made, "; product %0 %1 %2" : "+v"(made) : "v"(left.elements), "v"(right.elements));
   to.elements = made;
 }
 template <class D, class A, class B>
