@@ -182,10 +182,10 @@ MUTATIONS = (
     Mutation(
         "one SIMD group's total", "for (int s = 0; s < SG; ++s) total", "for (int s = 0; s < 1; ++s) total"
     ),
-    Mutation("a row's total without half of its lanes", "return x + simd_shuffle_xor(x, 8);", "return x;"),
+    Mutation("a total of half its lanes", "return x + metal::simd_shuffle_xor(x, 8);", "return x;"),
     Mutation(
         "a row's largest score of half its lanes",
-        "return metal::max(x, simd_shuffle_xor(x, 8));",
+        "return metal::max(x, metal::simd_shuffle_xor(x, 8));",
         "return x;",
         LOUD,
     ),

@@ -58,6 +58,20 @@ class MetalAttention:
     def case(self, shape: AttentionShape, width: int) -> Case:
         return Case(str(shape), width)
 
+    def check_cases(self) -> Sequence[Case]:
+        """Every head size, and what differs: types, sinks, groups of heads, and lengths that are split."""
+        shapes = [
+            AttentionShape(9, 3, 64, mx.float16, 1000),
+            AttentionShape(64, 8, 64, mx.bfloat16, 700, sinks=True),
+            AttentionShape(8, 8, 80, mx.float16, 513),
+            AttentionShape(32, 8, 96, mx.bfloat16, 2048),
+            AttentionShape(32, 8, 128, mx.float16, 65),
+            AttentionShape(32, 8, 128, mx.bfloat16, 8192),
+            AttentionShape(16, 1, 192, mx.float16, 1500),
+            AttentionShape(24, 4, 256, mx.bfloat16, 4097, sinks=True),
+        ]
+        return [self.case(shape, width) for shape in shapes for width in (2, 5, 8, 16)]
+
     def draw(self, case: Case, seed: int) -> Inputs:
         shape = attention_shape(case.shape)
         held, dim = (1, shape.kv_heads, shape.length + SPARE, shape.head_dim), shape.head_dim

@@ -24,8 +24,8 @@ MEMORY = 32768
 """Bytes of threadgroup memory that every Apple GPU has."""
 
 HELD = {True: (8, 96), False: (6, 64)}
-"""Fragments of rows, and numbers that a lane keeps as sums, which leave registers for the rest; by whether queries
-are staged."""
+"""Fragments of rows, and numbers that a lane keeps as sums, which leave registers for the rest; by whether
+queries are staged."""
 
 COLUMNS = 8
 """Times 8 columns of the output that a SIMD group can sum in registers."""
@@ -172,18 +172,20 @@ def attend(
     kv_heads, length = keys.shape[1], keys.shape[2]
     geometry = geometry or geometries(heads, kv_heads, dim, width)[0]
     laid = plan(queries.shape, keys.shape, geometry, window)
-    kind = _BOOLEANS if isinstance(mask, mx.array) else _CAUSAL * (mask is not None)
     split = laid.splits > 1
-    inputs = [queries, keys, values, _number(scale * log2(e), mx.float32)]
-    inputs += [mx.broadcast_to(mask, (rows, heads, width, length))] if kind == _BOOLEANS else []
-    inputs += [_number(window, mx.int32)] if window else []
-    inputs += [sinks] if sinks is not None and not split else []
-    out = ((rows, width, heads, dim), queries.dtype)
-    partial = (rows, heads, width)
-    shapes = [(laid.splits, *partial, dim), (laid.splits, *partial, 2)] if split else [out[0]]
-    form = (kind, bool(window), sinks is not None and not split, split)
-    made = _kernel(factory or mx.fast.metal_kernel, *form)(
-        inputs=inputs,
+    kind = _BOOLEANS if isinstance(mask, mx.array) else _CAUSAL * (mask is not None)
+    inputs = {"q": queries, "k": keys, "v": values, "scale": _number(scale * log2(e), mx.float32)}
+    if kind == _BOOLEANS:
+        inputs["mask"] = mx.broadcast_to(mask, (rows, heads, width, length))
+    if window:
+        inputs["window"] = _number(window, mx.int32)
+    if sinks is not None and not split:
+        inputs["sinks"] = sinks
+    shape = (rows, width, heads, dim)
+    partial = (laid.splits, rows, heads, width)
+    factory = factory or mx.fast.metal_kernel
+    made = _kernel(factory, kind, tuple(inputs), split)(
+        inputs=list(inputs.values()),
         template=[
             ("T", queries.dtype),
             ("D", dim),
@@ -194,30 +196,34 @@ def attend(
         ],
         grid=(geometry.threads * rows * kv_heads, laid.splits, laid.parts),
         threadgroup=(geometry.threads, 1, 1),
-        output_shapes=shapes,
-        output_dtypes=[mx.float32, mx.float32] if split else [out[1]],
+        output_shapes=[(*partial, dim), (*partial, 2)] if split else [shape],
+        output_dtypes=[mx.float32, mx.float32] if split else [queries.dtype],
     )
-    if split:
-        made = _merge(factory or mx.fast.metal_kernel, sinks is not None)(
-            inputs=[*made, *([sinks] if sinks is not None else [])],
-            template=[("T", queries.dtype), ("D", dim)],
-            grid=(32 * rows * heads * width, 1, 1),
-            threadgroup=(32, 1, 1),
-            output_shapes=[out[0]],
-            output_dtypes=[out[1]],
-        )
-    return made[0].swapaxes(1, 2)
+    found = _merged(factory, made, sinks, shape, queries.dtype) if split else made[0]
+    return found.swapaxes(1, 2)
+
+
+def _merged(
+    factory: Factory, made: list[mx.array], sinks: mx.array | None, shape: tuple[int, ...], dtype: mx.Dtype
+) -> mx.array:
+    rows, width, heads, dim = shape
+    return _merge(factory, sinks is not None)(
+        inputs=made if sinks is None else [*made, sinks],
+        template=[("T", dtype), ("D", dim)],
+        grid=(32 * rows * heads * width, 1, 1),
+        threadgroup=(32, 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[dtype],
+    )[0]
 
 
 @lru_cache(maxsize=64)
-def _kernel(factory: Factory, kind: int, window: bool, sinks: bool, split: bool) -> Any:
-    names = ["q", "k", "v", "scale"]
-    names += ["mask"] * (kind == _BOOLEANS) + ["window"] * window + ["sinks"] * sinks
-    given = {"MASK": kind, "WINDOW": int(window), "SINKS": int(sinks), "SPLIT": int(split)}
-    defines = "".join(f"#define {name} {value}\n" for name, value in given.items())
+def _kernel(factory: Factory, kind: int, names: tuple[str, ...], split: bool) -> Any:
+    given = {"MASK": kind, "WINDOW": "window" in names, "SINKS": "sinks" in names, "SPLIT": split}
+    defines = "".join(f"#define {name} {int(value)}\n" for name, value in given.items())
     return factory(
-        name=f"few_queries_{kind}{int(window)}{int(sinks)}{int(split)}",
-        input_names=names,
+        name="few_queries_" + "".join(str(int(value)) for value in given.values()),
+        input_names=list(names),
         output_names=["parts", "weights"] if split else ["out"],
         header=defines + text("parts.metal") + text("sink.metal"),
         source=text("attend.metal"),

@@ -47,13 +47,13 @@ inline void fetch(
 
 // Over the four lanes that hold a row of a fragment.
 inline float over_row_max(float x) {
-  x = metal::max(x, simd_shuffle_xor(x, 1));
-  return metal::max(x, simd_shuffle_xor(x, 8));
+  x = metal::max(x, metal::simd_shuffle_xor(x, 1));
+  return metal::max(x, metal::simd_shuffle_xor(x, 8));
 }
 
 inline float over_row_sum(float x) {
-  x += simd_shuffle_xor(x, 1);
-  return x + simd_shuffle_xor(x, 8);
+  x += metal::simd_shuffle_xor(x, 1);
+  return x + metal::simd_shuffle_xor(x, 8);
 }
 
 }  // namespace few_queries
