@@ -6,6 +6,7 @@ import atexit
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from functools import cache
 from hashlib import sha256
@@ -60,7 +61,8 @@ def compiled(launch: Launch, mode: Mode, *, portable: bool = False) -> Path:
         return made
     source, part = folder() / f"{key}.cpp", folder() / f"{key}.o"
     source.write_text(text)
-    _compile([*_KERNEL_FLAGS[mode], "-c", str(source)], part)
+    headers = [f"-I{_precompiled()}"] if mode is Mode.PLAIN else []
+    _compile([*_KERNEL_FLAGS[mode], "-c", str(source)], part, headers)
     link = (
         [f"-fsanitize={'address,undefined' if mode is Mode.ADDRESS else 'thread'}"]
         if mode.sanitizes
@@ -147,10 +149,22 @@ def _runtime(mode: Mode, portable: bool) -> list[Path]:
     return made
 
 
-def _compile(options: list[str], made: Path) -> None:
+@cache
+def _precompiled() -> Path:
+    """A folder with the header as g++ takes it in place of its text; other compilers pass it by."""
+    home = folder() / "precompiled"
+    home.mkdir()
+    _compile(
+        [*_KERNEL_FLAGS[Mode.PLAIN], "-x", "c++-header", str(HERE / "metal.hpp")], home / "metal.hpp.gch"
+    )
+    return home
+
+
+def _compile(options: list[str], made: Path, headers: Sequence[str] = ()) -> None:
+    """`headers` are options that come first."""
     if not made.parent.exists():
         raise ShimError(f"the folder for compiled kernels is gone: {made.parent}")
-    command = [*compiler(), *flags(), *options, "-o", str(made)]
+    command = [*compiler(), *headers, *flags(), *options, "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise NotMetal(f"does not compile:\n{done.stderr[:6000]}")
