@@ -125,7 +125,7 @@ MUTATIONS = (
     Mutation("row of x by the lane's row", "8 * j + column + r", "8 * j + row + r"),
     Mutation("one row of x twice", "8 * j + column + r", "8 * j + column"),
     Mutation("too little room for sums", "partial[KS * TM * TN]", "partial[KS * TM * TN - 8]"),
-    Mutation("simdgroups share their room", "simdgroup * TM * TN + 8", "8"),
+    Mutation("simdgroups share their room", "worker * TM * TN + 8", "8"),
     Mutation(
         "a sum rounded on the way",
         "sum += partial[s * TM * TN + at]",

@@ -54,6 +54,8 @@ _RUNTIME_FLAGS = {Mode.ADDRESS: ["-DSHIM_ASAN"], Mode.THREAD: ["-DSHIM_TSAN"]}
 def compiled(launch: Launch, mode: Mode, *, portable: bool = False) -> Path:
     """The library of a launch, or its program for a sanitizer. `portable` switches fibers by ucontext, as on
     processors other than x86-64. Raises `NotMetal` where the source cannot be read or does not compile."""
+    if mode.sanitizes and compiler()[0] == sys.executable:
+        raise ShimError("the sanitizers need the machine's own C++ compiler: install g++ or clang")
     text = translated(launch)
     key = sha256(f"{text}{mode}{portable}".encode()).hexdigest()[:24]
     made = folder() / f"{key}.{'exe' if mode.sanitizes else 'so'}"
@@ -119,7 +121,10 @@ def flags() -> list[str]:
     made += ["-fsigned-char", "-ftrivial-auto-var-init=pattern"]
     version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True).stdout
     is_clang = "clang" in version
-    made += ["-Xclang", "-cl-single-precision-constant"] if is_clang else ["-fsingle-precision-constant"]
+    if is_clang:
+        made += ["-Xclang", "-cl-single-precision-constant"]
+    else:  # a loop that becomes a call of memcpy is not counted
+        made += ["-fsingle-precision-constant", "-fno-tree-loop-distribute-patterns"]
     if platform.machine() == "x86_64" and _has_half_conversions():
         made += ["-mf16c", "-mavx2"]
     return made
