@@ -6,6 +6,7 @@ import atexit
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from enum import Enum
 from functools import cache
 from hashlib import sha256
@@ -53,6 +54,8 @@ _RUNTIME_FLAGS = {Mode.ADDRESS: ["-DSHIM_ASAN"], Mode.THREAD: ["-DSHIM_TSAN"]}
 def compiled(launch: Launch, mode: Mode, *, portable: bool = False) -> Path:
     """The library of a launch, or its program for a sanitizer. `portable` switches fibers by ucontext, as on
     processors other than x86-64. Raises `NotMetal` where the source cannot be read or does not compile."""
+    if mode.sanitizes and compiler()[0] == sys.executable:
+        raise ShimError("the sanitizers need the machine's own C++ compiler: install g++ or clang")
     text = translated(launch)
     key = sha256(f"{text}{mode}{portable}".encode()).hexdigest()[:24]
     made = folder() / f"{key}.{'exe' if mode.sanitizes else 'so'}"
@@ -60,7 +63,8 @@ def compiled(launch: Launch, mode: Mode, *, portable: bool = False) -> Path:
         return made
     source, part = folder() / f"{key}.cpp", folder() / f"{key}.o"
     source.write_text(text)
-    _compile([*_KERNEL_FLAGS[mode], "-c", str(source)], part)
+    headers = [f"-I{_precompiled()}"] if mode is Mode.PLAIN else []
+    _compile([*_KERNEL_FLAGS[mode], "-c", str(source)], part, headers)
     link = (
         [f"-fsanitize={'address,undefined' if mode is Mode.ADDRESS else 'thread'}"]
         if mode.sanitizes
@@ -117,7 +121,10 @@ def flags() -> list[str]:
     made += ["-fsigned-char", "-ftrivial-auto-var-init=pattern"]
     version = subprocess.run([*compiler(), "--version"], capture_output=True, text=True, check=True).stdout
     is_clang = "clang" in version
-    made += ["-Xclang", "-cl-single-precision-constant"] if is_clang else ["-fsingle-precision-constant"]
+    if is_clang:
+        made += ["-Xclang", "-cl-single-precision-constant"]
+    else:  # a loop that becomes a call of memcpy is not counted
+        made += ["-fsingle-precision-constant", "-fno-tree-loop-distribute-patterns"]
     if platform.machine() == "x86_64" and _has_half_conversions():
         made += ["-mf16c", "-mavx2"]
     return made
@@ -147,10 +154,22 @@ def _runtime(mode: Mode, portable: bool) -> list[Path]:
     return made
 
 
-def _compile(options: list[str], made: Path) -> None:
+@cache
+def _precompiled() -> Path:
+    """A folder with the header as g++ takes it in place of its text; other compilers pass it by."""
+    home = folder() / "precompiled"
+    home.mkdir()
+    _compile(
+        [*_KERNEL_FLAGS[Mode.PLAIN], "-x", "c++-header", str(HERE / "metal.hpp")], home / "metal.hpp.gch"
+    )
+    return home
+
+
+def _compile(options: list[str], made: Path, headers: Sequence[str] = ()) -> None:
+    """`headers` are options that come first."""
     if not made.parent.exists():
         raise ShimError(f"the folder for compiled kernels is gone: {made.parent}")
-    command = [*compiler(), *flags(), *options, "-o", str(made)]
+    command = [*compiler(), *headers, *flags(), *options, "-o", str(made)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise NotMetal(f"does not compile:\n{done.stderr[:6000]}")

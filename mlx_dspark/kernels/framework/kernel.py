@@ -3,6 +3,7 @@ too. A kernel is a folder beside this one, and knows nothing of the probe that a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_dspark.kernels.base import Source
+
+_ATTENTION = re.compile(r"h(\d+)-kv(\d+)-d(\d+)-s(\d+)-(float16|bfloat16|float32)(-sinks)?")
 
 Inputs = Any
 """A NamedTuple of arrays and numbers, of the kernel's own."""
@@ -101,7 +104,8 @@ class MatrixKernel(Kernel, Protocol):
 
     @property
     def widths(self) -> Sequence[int]:
-        """Rows of x that it is offered for, rising. An admitted width serves numbers of rows up to it."""
+        """Rows of x that it is raced at, rising: numbers of rows from the first to the last may be served,
+        those between two widths where both were admitted, laid out as for the wider."""
         ...
 
     def refusal(self, source: Source, dtype: mx.Dtype) -> str | None:
@@ -113,6 +117,15 @@ class MatrixKernel(Kernel, Protocol):
     def multiply(self, x: mx.array, source: Source, geometry: Geometry) -> mx.array:
         """[rows, inputs] -> [rows, outputs] in the type of x, the product with the transposed matrix, not
         evaluated."""
+        ...
+
+
+@runtime_checkable
+class ExpertsKernel(MatrixKernel, Protocol):
+    """A kernel over the experts of a layer: its sources have a first axis more, and it gathers."""
+
+    def gather(self, x: mx.array, source: Source, experts: mx.array, geometry: Geometry) -> mx.array:
+        """[rows, 1, inputs] -> [rows, 1, outputs], not evaluated; `experts` [rows] rises."""
         ...
 
 
@@ -131,6 +144,15 @@ class AttentionShape:
         kind = str(self.dtype).rpartition(".")[2] + ("-sinks" if self.sinks else "")
         return f"h{self.heads}-kv{self.kv_heads}-d{self.head_dim}-s{self.length}-{kind}"
 
+    @classmethod
+    def parse(cls, text: str) -> AttentionShape:
+        """Raises ValueError for what is not written by `str`."""
+        found = _ATTENTION.fullmatch(text)
+        if found is None:
+            raise ValueError(f"{text!r} is no shape of an attention")
+        heads, kv_heads, head_dim, length = (int(each) for each in found.groups()[:4])
+        return cls(heads, kv_heads, head_dim, getattr(mx, found[5]), length, found[6] is not None)
+
     def at(self, length: int) -> AttentionShape:
         """The same attention over so many keys."""
         return replace(self, length=length)
@@ -142,7 +164,7 @@ class AttentionKernel(Kernel, Protocol):
 
     @property
     def widths(self) -> Sequence[int]:
-        """Queries that it is offered for, rising. An admitted width serves numbers of queries up to it."""
+        """Queries that it is raced at, rising, which serve others as the widths of a MatrixKernel do."""
         ...
 
     @property

@@ -20,6 +20,9 @@ from mlx_dspark.kernels.framework.verdict import State, Verdict
 
 _MOST_ERROR = 1e30
 """Stands for an error that has no number."""
+_TIMING = 0.02
+"""Seconds that a timing should take at the most."""
+_LEAST_TURNS, _STALLED = 5, 10.0
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,20 @@ class Effort:
     """How much is done for one case.
 
     draws      inputs that are checked, and raced in turn
-    races      times that both are timed, taking turns
-    launches   launches of one timing, which are evaluated together
+    races      most turns of the race, in each of which both are timed; 5 at the least
+    seconds    after which the race ends
+    launches   most launches of one timing, which are evaluated together; fewer where that takes long
     sustained  seconds of the run after the race
     win        how many times as fast as MLX it must be at the median; it must be faster in 3 of 4 turns, too
-    stall      seconds that no timing of the sustained run may take
+    stall      seconds that no timing of the sustained run may take, unless it took as long in the race
     slump      how many times slower than in the race it may get in that run, unless it still beats MLX
     """
 
     draws: int = 2
     races: int = 15
+    seconds: float = 0.6
     launches: int = 8
-    sustained: float = 0.5
+    sustained: float = 0.4
     win: float = 1.05
     stall: float = 1.0
     slump: float = 2.0
@@ -78,6 +83,7 @@ class _Trial:
         self.inputs: list[Inputs] = []
         self.wanted: list[NDArray[np.float32]] = []
         self.refusals: list[str] = []
+        self.launches = 1
 
     def run(self) -> Verdict:
         kernel = self.kernel
@@ -112,14 +118,27 @@ class _Trial:
             if self._other_bits(geometry):
                 wrong = wrong or "other bits than MLX gives"
                 continue
-            seconds = min(self._time(self._launches(geometry)) for _ in range(3))
-            known.append((seconds, geometry, worst))
+            known.append((self._quickly(self._launches(geometry)), geometry, worst))
         if not known:
             state: State = "wrong" if wrong else "refused"
             reason = wrong or "the device takes no geometry of it"
             raise _End(Verdict(state, reason, refusals=tuple(self.refusals)))
-        _, geometry, error = min(known, key=lambda each: each[0])
+        seconds, geometry, error = min(known, key=lambda each: each[0])
+        theirs = self._time([lambda: self.kernel.stock(self.inputs[0])])
+        self.launches = self._together(max(seconds, theirs))
         return geometry, error
+
+    def _quickly(self, makers: list[Callable[[], mx.array]]) -> float:
+        """Seconds of one launch, the least of three timings."""
+        self.launches = 1
+        self.launches = self._together(self._time(makers))
+        least = min(self._time(makers) for _ in range(3))
+        self.launches = 1
+        return least
+
+    def _together(self, seconds: float) -> int:
+        """How many launches of so many seconds are one timing."""
+        return max(1, min(self.effort.launches, int(_TIMING / max(seconds, 1e-9))))
 
     def _error(self, number: int, geometry: Geometry) -> float:
         return self._off(self.kernel.launch(self.inputs[number], geometry), number)
@@ -149,7 +168,10 @@ class _Trial:
     ) -> Verdict:
         """Both by turns, after a turn that counts for nothing; who begins changes every turn."""
         pairs: list[tuple[float, float]] = []
+        end = self.bench.now() + self.effort.seconds
         for turn in range(self.effort.races + 1):
+            if len(pairs) >= _LEAST_TURNS and self.bench.now() > end:
+                break
             if turn % 2:
                 stock, kernel = self._time(theirs), self._time(mine)
             else:
@@ -158,10 +180,14 @@ class _Trial:
                 pairs.append((kernel, stock))
         kernel, stock = (median(each) for each in zip(*pairs, strict=True))
         found = replace(found, kernel_us=round(1e6 * kernel, 3), stock_us=round(1e6 * stock, 3))
-        ahead = sorted(theirs / mine if mine else _MOST_ERROR for mine, theirs in pairs)
-        if ahead[len(ahead) // 2] >= self.effort.win and ahead[len(ahead) // 4] > 1:
+        ahead = sorted(theirs / max(mine, 1e-12) for mine, theirs in pairs)
+        usual = ahead[len(ahead) // 2]
+        if usual >= self.effort.win and ahead[len(ahead) // 4] > 1:
             return found
-        return replace(found, state="slower", reason=f"{stock / max(kernel, 1e-12):.2f} times as fast as MLX")
+        reason = f"{usual:.2f} times as fast as MLX"
+        if usual >= self.effort.win:
+            reason += f", and slower in {sum(each <= 1 for each in ahead)} of {len(ahead)} turns"
+        return replace(found, state="slower", reason=reason)
 
     def _launches(self, geometry: Geometry) -> list[Callable[[], mx.array]]:
         return [lambda each=each: self.kernel.launch(each, geometry) for each in self.inputs]
@@ -169,7 +195,7 @@ class _Trial:
     def _time(self, makers: list[Callable[[], mx.array]]) -> float:
         """Seconds of one launch."""
         started = self.bench.now()
-        arrays = [makers[number % len(makers)]() for number in range(self.effort.launches)]
+        arrays = [makers[number % len(makers)]() for number in range(self.launches)]
         self.bench.evaluate(arrays)
         seconds = self.bench.now() - started
         self.bench.alive()
@@ -183,17 +209,16 @@ class _Trial:
         taken: list[float] = []
         while self.bench.now() < end or not taken:
             taken.append(self._time(mine))
-            if taken[-1] * effort.launches > effort.stall:
-                slow = (
-                    f"{effort.launches} launches took {taken[-1] * effort.launches:.2f} s in a sustained run"
-                )
+            seconds, known = taken[-1] * self.launches, 1e-6 * found.kernel_us * self.launches
+            if seconds > max(effort.stall, _STALLED * known):
+                slow = f"{self.launches} launches took {seconds:.2f} s in a sustained run"
                 raise _End(replace(found, state="stalled", reason=slow))
         usual = 1e6 * median(taken)
         if usual > max(effort.slump * found.kernel_us, found.stock_us):
             slow = (
                 f"{usual / max(found.kernel_us, 1e-6):.1f} times slower in a sustained run than in the race"
             )
-            raise _End(replace(found, state="stalled", reason=slow))
+            raise _End(replace(found, state="slower", reason=slow))
         for number, launch in enumerate(mine):
             if (error := self._off(launch(), number)) > self.kernel.tolerance(self.case):
                 reason = f"an error of {error:.1e} of the largest output after a sustained run"

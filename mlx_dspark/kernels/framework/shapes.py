@@ -72,6 +72,17 @@ class MatrixShape:
             self.outputs, self.inputs, weight, scales, biases, self.bits, self.group_size, mode="affine"
         )
 
+    def outline(self) -> Source:
+        """One of zeros that nobody evaluates, for what looks at shapes only."""
+        many = (self.experts,) if self.experts else ()
+        if not self.bits:
+            weight = mx.zeros((*many, self.outputs, self.inputs), self.dtype)
+            return Source(self.outputs, self.inputs, weight)
+        words = mx.zeros((*many, self.outputs, self.inputs * self.bits // 32), mx.uint32)
+        held = mx.zeros((*many, self.outputs, self.inputs // self.group_size), self.dtype)
+        form = (self.bits, self.group_size, "affine")
+        return Source(self.outputs, self.inputs, words, held, held, *form)
+
     def draw_rows(self, rows: int, seed: int) -> mx.array:
         """[rows, inputs], normal numbers, evaluated."""
         x = mx.random.normal((rows, self.inputs), key=mx.random.key(seed + 1000)).astype(self.dtype)
@@ -85,11 +96,15 @@ def ulp(dtype: mx.Dtype) -> float:
 
 
 def exact_product(x: mx.array, source: Source) -> NDArray[np.float32]:
-    """[rows, inputs] -> [rows, outputs] in float32, of weights that are dequantized in float32 on the CPU."""
-    rows = np.array(x.astype(mx.float32))
+    """[rows, inputs] -> [rows, outputs] in float32, summed in float64, of weights that are dequantized in
+    float32 on the CPU."""
+    rows = np.array(x.astype(mx.float32)).astype(np.float64)
     step = max(1, _AT_ONCE // source.inputs)
-    parts = [rows @ _exact(source, start, start + step).T for start in range(0, source.outputs, step)]
-    return np.concatenate(parts, axis=1)
+    parts = [
+        rows @ _exact(source, start, start + step).T.astype(np.float64)
+        for start in range(0, source.outputs, step)
+    ]
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
 def _exact(source: Source, first: int, last: int) -> NDArray[np.float32]:

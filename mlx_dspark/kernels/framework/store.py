@@ -1,17 +1,19 @@
 """Verdicts, remembered: one JSON file for all kernels, by device, MLX version, kernel version and case.
 
-    {"schema": 1, "machines": {MACHINE: {"KERNEL VERSION": {"SHAPE x WIDTH": {...}}}}}
+    {"schema": 1, "machines": {MACHINE: {"KERNEL VERSION": {"SHAPE x WIDTH": {..., "at": 0.0}}}}}
 
-A file that is not of this kind is set aside.
+A file that is not of this kind is set aside. Verdicts that other work on the machine may have caused are good
+for a while only.
 """
 
 from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from time import time
 from typing import Any
 
 import mlx.core as mx
@@ -21,6 +23,9 @@ from mlx_dspark.kernels.framework.kernel import Case, Kernel
 from mlx_dspark.kernels.framework.verdict import Verdict
 from mlx_dspark.kernels.race import processor_name
 
+_DAY = 24 * 3600.0
+GOOD_FOR = {"slower": 14 * _DAY, "stalled": 60 * _DAY, "failed": 60 * _DAY}
+"""Seconds after which a case of this state is tried again; others are not."""
 SCHEMA = 1
 FILE = "kernels.json"
 _PATIENCE = 10.0
@@ -43,15 +48,16 @@ def machine_here() -> str:
 class VerdictStore:
     """The file in `folder`, for one machine. What cannot be written is not remembered, and said."""
 
-    def __init__(self, folder: Path, machine: str | None = None) -> None:
+    def __init__(self, folder: Path, machine: str | None = None, *, now: Callable[[], float] = time) -> None:
         self.file = folder / FILE
+        self._now = now
         self.machine = machine if machine is not None else machine_here()
 
     def recall(self, kernel: Kernel) -> Verdicts:
         """What is known of this version of a kernel here. A damaged file is renamed to `*.damaged`."""
         try:
             known = self._machines().get(self.machine, {}).get(_key(kernel), {})
-            return {_case(name): Verdict.of(raw) for name, raw in known.items()}
+            return {_case(name): _verdict(raw) for name, raw in known.items() if self._good(raw)}
         except _DAMAGE:
             set_aside(self.file)
         except OSError:
@@ -62,13 +68,18 @@ class VerdictStore:
         """Add verdicts; why they could not be kept, or an empty string."""
 
         def content() -> dict[str, Any]:
-            known = self.recall(kernel)
+            self.recall(kernel)
             machines = self._readable()
-            kept = {str(case): verdict.to_json() for case, verdict in {**known, **found}.items()}
-            machines.setdefault(self.machine, {})[_key(kernel)] = kept
+            kept = machines.setdefault(self.machine, {}).setdefault(_key(kernel), {})
+            at = self._now()
+            kept.update({str(case): {**verdict.to_json(), "at": at} for case, verdict in found.items()})
             return {"schema": SCHEMA, "machines": machines}
 
         return renew(self.file, content, patience=_PATIENCE)
+
+    def _good(self, raw: Mapping[str, Any]) -> bool:
+        limit = GOOD_FOR.get(str(raw["state"]))
+        return limit is None or 0 <= self._now() - float(raw["at"]) < limit
 
     def _readable(self) -> dict[str, Any]:
         try:
@@ -88,6 +99,10 @@ class VerdictStore:
 
 def _key(kernel: Kernel) -> str:
     return f"{kernel.name} {kernel.version}"
+
+
+def _verdict(raw: Mapping[str, Any]) -> Verdict:
+    return Verdict.of({name: value for name, value in raw.items() if name != "at"})
 
 
 def _case(name: str) -> Case:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from queue import Empty, Queue
 from threading import Thread
@@ -24,7 +24,7 @@ import mlx.core as mx
 
 from mlx_dspark.kernels.framework.kernel import Case, Kernel
 from mlx_dspark.kernels.framework.probe import Bench, Effort, judge
-from mlx_dspark.kernels.framework.verdict import Verdict
+from mlx_dspark.kernels.framework.verdict import State, Verdict
 
 SILENCE = 20.0
 """Seconds without a sign of life; a kernel is compiled within this."""
@@ -64,10 +64,10 @@ def tried(
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[Job, Verdict]]:
     """The verdict of every job, as it is found. Never raises for what a kernel does, nor where no process can
-    be started: those jobs have failed."""
+    be started: those jobs stay untried."""
     left = list(jobs)
     while left:
-        done = 0
+        done, verdict = 0, Verdict("untried")
         for job, verdict in _one_process(left, effort or Effort(), silence, starting):
             done += 1
             yield job, verdict
@@ -78,7 +78,7 @@ def tried(
         last = left[done - 1]
         left, dropped = _without(left[done:], last.made_by)
         for job in dropped:
-            yield job, Verdict("stalled", f"not tried after what happened in {last.case}")
+            yield job, replace(verdict, reason=f"not tried after what happened in {last.case}")
 
 
 def _without(jobs: Sequence[Job], made_by: str) -> tuple[list[Job], list[Job]]:
@@ -100,7 +100,7 @@ def _one_process(
             start_new_session=True,
         )
     except OSError as error:
-        yield from ((job, Verdict("failed", f"no process for a trial: {error}")) for job in jobs)
+        yield from ((job, Verdict("untried", f"no process for a trial: {error}")) for job in jobs)
         return
     try:
         yield from _heard(process, jobs, effort, silence, starting)
@@ -123,20 +123,22 @@ def _heard(
     with suppress(OSError):
         process.stdin.write(json.dumps(asked) + "\n")
         process.stdin.close()
-    found, patience = 0, starting
+    found, patience, begun = 0, starting, False
     while found < len(jobs):
         try:
             line = lines.get(timeout=patience)
         except Empty:
-            yield jobs[found], Verdict("stalled", f"no sign of life for {patience:.0f} s")
+            state: State = "stalled" if begun else "untried"
+            yield jobs[found], Verdict(state, f"no sign of life for {patience:.0f} s")
             return
         patience = silence
         if not line:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)
-            yield jobs[found], Verdict("failed", f"the process of the trial ended ({process.returncode})")
+            state = "failed" if begun else "untried"
+            yield jobs[found], Verdict(state, f"the process of the trial ended ({process.returncode})")
             return
-        told = json.loads(line)
+        told, begun = json.loads(line), True
         if told is not None:
             yield jobs[found], Verdict.of(told)
             found += 1
@@ -179,7 +181,7 @@ def _verdict(made_by: str, case: Case, bench: Bench, effort: Effort) -> Verdict:
     try:
         kernel = made(made_by)
     except Exception as error:  # noqa: BLE001
-        return Verdict("failed", f"{made_by} cannot be had, {type(error).__name__}: {error}")
+        return Verdict("untried", f"{made_by} cannot be had, {type(error).__name__}: {error}")
     return judge(kernel, case, bench, effort)
 
 

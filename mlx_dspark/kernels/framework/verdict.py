@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-State = Literal["live", "slower", "wrong", "refused", "stalled", "failed"]
+State = Literal["live", "slower", "wrong", "refused", "stalled", "failed", "untried"]
 STATES: tuple[State, ...] = get_args(State)
 
 
@@ -17,7 +17,8 @@ class Verdict:
 
     state      live: it is used. slower: MLX is as fast. wrong: it differs from float32. refused: the device
                takes no geometry of it. stalled: it took much longer than it should, or never came back.
-               failed: it raised something else, or could not be tried
+               failed: it raised something else, or took its process with it. untried: no trial could be run,
+               which is not remembered
     reason     in words; empty where it is live
     geometry   the `repr` of the launch it was tried in
     kernel_us, stock_us   microseconds of a launch in the race, medians; 0 where none was run

@@ -42,7 +42,7 @@ class MetalSmallM:
         return Case(str(MatrixShape.of(source, dtype)), width)
 
     def check_cases(self) -> Sequence[Case]:
-        """Every number of bits in both types, the other groups at 4 bits, and sizes that are no whole tiles."""
+        """Every number of bits in both types, other groups at 4 bits, and sizes that are no whole tiles."""
         halves = [(bits, 64, dtype) for bits in cases.BITS for dtype in cases.HALVES]
         groups = [(4, group, mx.float16) for group in cases.GROUPS if group != 64]
         shapes = [MatrixShape(4096, 4096, *each) for each in (*halves, *groups)]

@@ -19,7 +19,7 @@ const uint row_groups = uint(K) / GROUP;
 
 // This lane's place in an 8x8 matrix: one row, two columns.
 const int lane = int(thread_index_in_simdgroup);
-const int simdgroup = int(simdgroup_index_in_threadgroup);
+const int worker = int(simdgroup_index_in_threadgroup);
 const int row = ((lane / 4) & 4) + (lane / 2) % 4;
 const int column = ((lane / 4) & 2) * 2 + (lane % 2) * 2;
 const int first = int(threadgroup_position_in_grid.x) * TN;
@@ -33,7 +33,7 @@ for (int i = 0; i < RN; ++i) {
   for (int j = 0; j < RM; ++j) sums[i][j] = metal::make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
 }
 
-for (int block = simdgroup * BLOCK; block < K; block += KS * BLOCK) {
+for (int block = worker * BLOCK; block < K; block += KS * BLOCK) {
   float xs[RM][2][8];
   const int x_at = block + 8 * row;
 #pragma clang loop unroll(full)
@@ -100,7 +100,7 @@ for (int block = simdgroup * BLOCK; block < K; block += KS * BLOCK) {
 for (int i = 0; i < RN; ++i) {
 #pragma clang loop unroll(full)
   for (int j = 0; j < RM; ++j) {
-    threadgroup float* to = partial + simdgroup * TM * TN + 8 * j * TN + 8 * i;
+    threadgroup float* to = partial + worker * TM * TN + 8 * j * TN + 8 * i;
     metal::simdgroup_store(sums[i][j], to, TN, ulong2(0, 0), true);
   }
 }

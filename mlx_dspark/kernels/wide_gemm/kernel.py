@@ -14,8 +14,10 @@ from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.framework.kernel import Case, Geometry
 from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product, ulp
 
-WIDTHS = (64, 128, 256, 512, 1024, 2048, 4096)
-"""Rows of a chunk of a prompt, and of several."""
+WIDTHS = (64, 128, 512, 2048)
+"""Rows of chunks of a prompt, and of several prompts."""
+_VOCABULARY = 1 << 16
+"""Outputs of a vocabulary head, which sees one row of a chunk."""
 MOST_BYTES = 1 << 30
 """Bytes of a dequantized matrix, or of all experts of a layer."""
 _HALVES = (mx.float16, mx.bfloat16, mx.float32)
@@ -103,12 +105,12 @@ class WideExperts(WideGemm):
         return Wide(shape.draw_rows(case.width, seed), shape.draw(seed), mx.sort(experts))
 
     def launch(self, inputs: Wide, geometry: Geometry) -> mx.array:
-        del geometry
         assert inputs.experts is not None
-        return self.gather(inputs.x[:, None], inputs.source, inputs.experts)[:, 0]
+        return self.gather(inputs.x[:, None], inputs.source, inputs.experts, geometry)[:, 0]
 
-    def gather(self, x: mx.array, source: Source, experts: mx.array) -> mx.array:
+    def gather(self, x: mx.array, source: Source, experts: mx.array, geometry: Geometry) -> mx.array:
         """[rows, 1, inputs] -> [rows, 1, outputs]; `experts` [rows], rising."""
+        del geometry
         whole = _whole(source).swapaxes(-1, -2)
         return mx.gather_mm(x, whole, rhs_indices=experts, sorted_indices=True)
 
@@ -153,6 +155,8 @@ def _refusal(source: Source, dtype: mx.Dtype) -> str | None:
         return "it is not of affine codes"
     if dtype not in _HALVES or source.scales.dtype != dtype:
         return f"its scales are {source.scales.dtype} and x is {dtype}"
+    if source.outputs >= _VOCABULARY:
+        return "a vocabulary head sees one row of a chunk"
     many = source.weight.shape[0] if source.weight.ndim == 3 else 1
     if many * source.outputs * source.inputs * dtype.size > MOST_BYTES:
         return f"dequantized it has more than {MOST_BYTES >> 20} MiB"

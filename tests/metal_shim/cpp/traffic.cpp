@@ -81,6 +81,20 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
+void* __tsan_memset(void* to, int value, unsigned long size) {
+  shim::access(to, size, true);
+  return memset(to, value, size);
+}
+void* __tsan_memcpy(void* to, const void* from, unsigned long size) {
+  shim::access(from, size, false);
+  shim::access(to, size, true);
+  return memcpy(to, from, size);
+}
+void* __tsan_memmove(void* to, const void* from, unsigned long size) {
+  shim::access(from, size, false);
+  shim::access(to, size, true);
+  return memmove(to, from, size);
+}
 void __tsan_read_range(void* at, unsigned long size) { shim::access(at, size, false); }
 void __tsan_write_range(void* at, unsigned long size) { shim::access(at, size, true); }
 }

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests.metal_shim.capture import Launch
@@ -79,9 +80,18 @@ def resources(launch: Launch) -> Resources:
     )
 
 
+@cache
+def _zig() -> str:
+    """The program of the package `ziglang`, which is clang too."""
+    found = find_spec("ziglang")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("the gates need clang: pip install ziglang")
+    return str(Path(found.origin).parent / "zig")
+
+
 def _clang(launch: Launch, options: list[str]) -> None:
-    command = [sys.executable, "-m", "ziglang", "clang", "-std=c++17", "-fno-exceptions", "-w", f"-I{HERE}"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True)
+    command = [_zig(), "clang", "-std=c++17", "-fno-exceptions", "-w", f"-I{HERE}", *options]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise NotMetal(f"{launch.name}:\n{done.stderr[:4000]}")
 
