@@ -133,7 +133,9 @@ def test_a_module_asks_the_kernel_for_the_rows_it_serves_and_mlx_for_others(
 ) -> None:
     kernel.adding = 1.0
     holder = nn.Sequential(nn.QuantizedLinear(64, 96, bias=bias, group_size=32, bits=4))
-    stock = holder.layers[0]
+    stock: Any = holder.layers[0]
+    if bias:
+        stock.bias = mx.random.normal((96,))
     offered(holder, tmp_path, Probed(4, 8))
     placed = holder.layers[0]
     assert type(placed) is KernelLinear
@@ -216,6 +218,10 @@ def test_new_weights_are_the_kernel_s_too(kernel: Doubled, tmp_path: Path) -> No
     model.update(other.parameters())
     assert mx.allclose(model(tokens), other(tokens), rtol=1e-5, atol=1e-5)
     assert 4 in kernel.rows
+    module, x = linear(model), mx.random.normal((4, linear(model).source().inputs))
+    before = module(x)
+    module.weight = module.weight + 1
+    assert not mx.allclose(module(x), before, rtol=1e-3, atol=1e-3)
 
 
 def test_a_tied_head_is_served(kernel: Doubled, tmp_path: Path) -> None:
