@@ -4,6 +4,7 @@ elsewhere, and nothing that a kernel does keeps a model from loading or reaches 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 import mlx_dspark
+from mlx_dspark.cli.main import run
 from mlx_dspark.contracts import Logits
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
@@ -25,6 +27,7 @@ from mlx_dspark.foundation.events import Committed, RoundReport
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.dispatch import kernel_set
+from mlx_dspark.kernels.framework import offer as offers
 from mlx_dspark.kernels.framework import trial
 from mlx_dspark.kernels.framework.kernel import (
     AttentionKernel,
@@ -53,9 +56,11 @@ from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
 from tests import metal_shim as shim
 from tests import scripted_kernels
+from tests.admin_server import admin_server, load
 from tests.fakes import stock_greedy
 from tests.scripted_kernels import Attending, Doubled
 from tests.tiny import save_tiny, tiny_config, tiny_llama, tiny_model, tiny_qwen3
+from tests.tiny_drafters import save_tiny_dspark
 
 ENTRY = Entry("doubled", ("metal",), "tests.scripted_kernels:current", "small_m", unproven=("M5",))
 ATTENDING = Entry("attending", ("metal",), "tests.scripted_kernels:current", "multirow_attn")
@@ -753,3 +758,82 @@ class FirstGeometry(Probed):
             geometry = repr(trial.made(job.made_by).geometries(job.case)[0])
             state: Any = "live" if job.case.width in self.widths else "slower"
             yield job, Verdict(state, "", geometry, 1.0, 2.0)
+
+
+# the whole way from settings to status ------------------------------------------------------------
+
+
+@pytest.fixture
+def as_metal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Doubled) -> Probed:
+    """This machine passes for a Mac whose one kernel is `doubled`."""
+    probe = Probed(2, 4, 8)
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path / "cache"))
+    for name, value in (("back_end_here", lambda: "metal"), ("ENTRIES", (ENTRY,)), ("tried", probe)):
+        monkeypatch.setattr(offers, name, value)
+    return probe
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("packed") / "model", bits=4)
+
+
+def test_a_loaded_model_runs_on_its_kernels_and_says_so(
+    as_metal: Probed, kernel: Doubled, packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = "the same words the same words the same"
+    with mlx_dspark.load(packed, cpu_weights="stock", small_m=False) as session:
+        assert session.live_kernels == []
+        wanted = session.generate(prompt, max_new_tokens=24).text
+    assert (kernel.rows, as_metal.asked) == ([], [])
+    told: list[str] = []
+    with mlx_dspark.load(
+        packed, cpu_weights="stock", progress=lambda step: told.append(step.message)
+    ) as session:
+        assert session.live_kernels == ["doubled"]
+        assert session.generate(prompt, max_new_tokens=24).text == wanted
+    assert kernel.rows
+    assert f"{offers.TRYING}: doubled" in told
+    line = ["--model", str(packed), "--cpu-weights", "stock", "--prompt", prompt, "--max-new-tokens", "8"]
+    assert run([*line, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["kernels"] == ["doubled"]
+    assert "kernels: doubled" in shown.err
+    assert run([*line, "--json", "--no-small-m"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernels"] == []
+
+
+def test_a_server_tells_the_kernels_of_its_model(as_metal: Probed, packed: Path) -> None:
+    with admin_server() as (client, swap):
+        assert load(client, packed, cpu_weights="stock", mode="lookup").status_code == 200
+        model = swap.host.model
+        assert model is not None
+        assert client.get("/health").json()["kernels"] == ["doubled"]
+        (known,) = client.get("/machine").json()["model"]["kernels"]
+        assert (known["name"], known["live"], known["why_off"]) == ("doubled", True, "")
+        assert {case["width"] for case in known["cases"]} == {2, 4, 8}
+        live = model.session.kernels
+        assert live is not None
+        live.switch_off("a round took 105 s")
+        assert client.get("/health").json()["kernels"] == []
+        (known,) = client.get("/machine").json()["model"]["kernels"]
+        assert (known["live"], known["why_off"]) == (False, "a round took 105 s")
+
+
+@pytest.mark.parametrize("who", ["drafter", "draft_model"])
+def test_what_drafts_has_kernels_too_and_is_switched_off_with_its_target(
+    who: str, as_metal: Probed, kernel: Doubled, packed: Path, tmp_path: Path
+) -> None:
+    drafting = (
+        save_tiny_dspark(tmp_path / "d") if who == "drafter" else save_tiny(tmp_path / "d", seed=2, bits=4)
+    )
+    options: Any = {who: drafting, **({"drafter_bits": 4} if who == "drafter" else {})}
+    with mlx_dspark.load(packed, cpu_weights="stock", **options) as session:
+        live = session.kernels
+        assert live is not None
+        assert session.live_kernels == ["doubled"]
+        session.generate("the same words", max_new_tokens=8)
+        live.switch_off("slow")
+        kernel.rows.clear()
+        session.generate("the same words", max_new_tokens=8)
+        assert kernel.rows == []
