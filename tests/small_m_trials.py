@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
 from mlx_dspark.kernels.framework.kernel import Case
+from mlx_dspark.kernels.framework.shapes import MatrixShape
 from mlx_dspark.kernels.metal_small_m.cases import SmallMGeometry
-from mlx_dspark.kernels.metal_small_m.kernel import MetalSmallM
+from mlx_dspark.kernels.metal_small_m.kernel import MetalSmallM, MetalSmallMExperts
 from mlx_dspark.kernels.metal_small_m.reference import SmallM
 from tests import metal_shim as shim
 from tests.metal_shim.capture import Change
@@ -42,20 +44,13 @@ class SmallMTrial:
         return self.read_again(ran.launches[0]) if mode is shim.Mode.TRAFFIC else None
 
     def ran(self, schedule: str, mode: shim.Mode = shim.Mode.PLAIN, change: Change | None = None) -> shim.Run:
-        inputs = drawn(self.case)
-        limits = shim.Limits(threads=256)
-        return shim.run(
-            lambda made: MetalSmallM(made).launch(inputs, self.geometry),
-            schedule,
-            seed=7,
-            mode=mode,
-            limits=limits,
-            change=change,
-        )
+        return shim.run(self.call, schedule, seed=7, mode=mode, change=change)
+
+    def call(self, metal_kernel: Any) -> mx.array:
+        return kernel_of(self.case, metal_kernel).launch(drawn(self.case), self.geometry)
 
     def launch(self) -> shim.Launch:
-        inputs = drawn(self.case)
-        return shim.captured(lambda made: MetalSmallM(made).launch(inputs, self.geometry))[0]
+        return shim.captured(self.call)[0]
 
     def wrong(self, result: mx.array) -> str | None:
         """Operands in float32 give a float32 sum, rounded once; in halves what the kernel promises."""
@@ -72,24 +67,33 @@ class SmallMTrial:
         return f"{got[at]} at {tuple(map(int, at))}, not {wanted[at]}"
 
     def read_again(self, ran: shim.Ran) -> str | None:
-        """Weights are loaded once; scales and biases once by every threadgroup."""
-        weights, groups = ran.traffic["w"], (ran.traffic["scales"], ran.traffic["biases"])
-        if not weights.size == weights.loaded == weights.distinct:
+        """Weights are loaded once, scales and biases once by every threadgroup; of experts, those with rows,
+        once for every 8 of them."""
+        shape, experts = MatrixShape.parse(self.shape), drawn(self.case).experts
+        counts = [8] if experts is None else np.bincount(np.array(experts), minlength=shape.experts).tolist()
+        times = sum(-(-count // 8) for count in counts)
+        weights = ran.traffic["w"]
+        if weights.loaded * len(counts) != weights.size * times:
             return f"{weights.loaded} bytes of {weights.size} of weights were loaded"
-        for each in groups:
-            if not each.size == each.by_threadgroups == each.distinct:
+        for each in (ran.traffic["scales"], ran.traffic["biases"]):
+            if each.by_threadgroups * len(counts) != each.size * times:
                 return f"{each.by_threadgroups} bytes of {each.size} of scales or biases were loaded"
         return None
 
 
 @cache
 def drawn(case: Case) -> SmallM:
-    return MetalSmallM().draw(case, seed=3)
+    return kernel_of(case).draw(case, seed=3)
+
+
+def kernel_of(case: Case, metal_kernel: Any = None) -> MetalSmallM:
+    made = MetalSmallMExperts if MatrixShape.parse(case.shape).experts else MetalSmallM
+    return made(metal_kernel)
 
 
 @cache
 def expected(case: Case) -> NDArray[np.float32]:
-    return MetalSmallM().reference(drawn(case))
+    return kernel_of(case).reference(drawn(case))
 
 
 def _ulps(values: NDArray[np.float32], fraction: int) -> NDArray[np.float32]:
@@ -100,6 +104,7 @@ def _ulps(values: NDArray[np.float32], fraction: int) -> NDArray[np.float32]:
 MUTATION_TRIALS = (
     SmallMTrial("43x160-4b-g32-float16", 5),
     SmallMTrial("33x160-3b-g32-bfloat16", 13),
+    SmallMTrial("e4-11x96-4b-g32-float16", 36),
 )
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
@@ -121,7 +126,7 @@ MUTATIONS = (
     Mutation("rows of outputs that are not there", "m < M && n < N", "n < N"),
     Mutation("sums stored by row", "ulong2(0, 0), true", "ulong2(0, 0), false"),
     Mutation("one group for a block", "uint(w_at) / GROUP", "uint(block) / GROUP"),
-    Mutation("groups of one row for all", "uint(n) * row_groups + ", ""),
+    Mutation("groups of one row for all", "uint(first_w + n) * row_groups + ", ""),
     Mutation("row of x by the lane's row", "8 * j + column + r", "8 * j + row + r"),
     Mutation("one row of x twice", "8 * j + column + r", "8 * j + column"),
     Mutation("too little room for sums", "partial[KS * TM * TN]", "partial[KS * TM * TN - 8]"),
@@ -165,4 +170,11 @@ MUTATIONS = (
         "= metal::min(first + 8 * i + row, N - 1)",
         mode=shim.Mode.TRAFFIC,
     ),
+    Mutation("matrices of another expert", "expert * N", "0", trial=2),
+    Mutation("rows of the next expert too", " && experts[first_x + M] == expert", "", trial=2),
+    Mutation("more rows of an expert are left", "before % TM != 0", "before != 0", trial=2),
+    Mutation("every row begins anew", "before % TM != 0", "false", trial=2, mode=shim.Mode.TRAFFIC),
+    Mutation("an expert past the last row", " && first_x + M < x_shape[0]", "", trial=2),
+    Mutation("rows counted from the first", "(first_x + m) * K", "m * K", trial=2),
+    Mutation("outputs counted from the first", "(first_x + m) * N", "m * N", trial=2),
 )

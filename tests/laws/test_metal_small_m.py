@@ -8,10 +8,10 @@ import mlx.core as mx
 import pytest
 
 from mlx_dspark.kernels.base import Source
-from mlx_dspark.kernels.framework.kernel import Checked, MatrixKernel
+from mlx_dspark.kernels.framework.kernel import Checked, ExpertsKernel, MatrixKernel
 from mlx_dspark.kernels.framework.shapes import MatrixShape
 from mlx_dspark.kernels.metal_small_m.cases import BITS, GROUPS, HALVES, SmallMGeometry
-from mlx_dspark.kernels.metal_small_m.kernel import WIDTHS, MetalSmallM
+from mlx_dspark.kernels.metal_small_m.kernel import WIDTHS, MetalSmallM, MetalSmallMExperts
 from tests import metal_shim as shim
 from tests.metal_shim import gates, mutations
 from tests.small_m_trials import MUTATION_TRIALS, MUTATIONS, SmallMTrial
@@ -51,6 +51,7 @@ def test_any_number_of_rows_of_a_tile_count_is_one_kernel() -> None:
 
 
 KERNEL = MetalSmallM()
+BY_EXPERT = MetalSmallMExperts()
 LAID_OUT = [
     SmallMTrial("300x1056-4b-g32-float16", rows, geometry)
     for rows in (8, 16)
@@ -90,14 +91,30 @@ def test_each_weight_is_read_once_for_all_rows(bits: int) -> None:
     assert (y.loaded, y.stored) == (0, y.size)
 
 
+EXPERTS = [
+    SmallMTrial("e4-11x96-4b-g32-float16", 36),
+    SmallMTrial("e40-8x128-2b-g128-bfloat16", 64),
+    SmallMTrial("e1-43x64-8b-g64-float16", 20, SmallMGeometry(2, 2, "float16")),
+]
+
+
+@pytest.mark.parametrize("trial", EXPERTS, ids=lambda trial: trial.shape)
+def test_rows_of_an_expert_share_its_weights(trial: SmallMTrial) -> None:
+    for schedule in shim.SCHEDULES:
+        assert trial(schedule, shim.Mode.PLAIN) is None
+    assert trial("forward", shim.Mode.TRAFFIC) is None
+    assert not gates.resources(trial.launch()).excess()
+
+
 @pytest.mark.parametrize("mode", [shim.Mode.ADDRESS, shim.Mode.THREAD])
 @pytest.mark.parametrize(
     "trial",
     [
         SmallMTrial("19x96-4b-g32-float16", 5, SmallMGeometry(2, 4, "float16")),
         SmallMTrial("33x160-3b-g32-bfloat16", 13),
+        SmallMTrial("e2-11x96-4b-g32-float16", 12),
     ],
-    ids=["4 bits", "3 bits"],
+    ids=["4 bits", "3 bits", "experts"],
 )
 def test_sanitizers_find_nothing(trial: SmallMTrial, mode: shim.Mode) -> None:
     assert trial("forward", mode) is None
@@ -118,21 +135,30 @@ def test_layouts_begin_with_a_guess_and_end_with_what_any_device_takes() -> None
     assert {(each.simdgroups, each.operand) for each in narrow} == {(2, "float32")}
 
 
-def test_it_is_a_kernel_of_the_framework() -> None:
-    assert isinstance(KERNEL, MatrixKernel)
-    assert isinstance(KERNEL, Checked)
-    assert (WIDTHS[0], WIDTHS[-1]) == (2, 16)
-    for case in KERNEL.check_cases():
+@pytest.mark.parametrize(
+    ("kernel", "other"), [(KERNEL, BY_EXPERT), (BY_EXPERT, KERNEL)], ids=["one", "experts"]
+)
+def test_it_is_a_kernel_of_the_framework(kernel: MetalSmallM, other: MetalSmallM) -> None:
+    assert isinstance(kernel, MatrixKernel)
+    assert isinstance(kernel, Checked)
+    assert isinstance(kernel, ExpertsKernel) == (kernel is BY_EXPERT)
+    for case in kernel.check_cases():
         shape = MatrixShape.parse(case.shape)
-        assert KERNEL.refusal(shape_only(shape), shape.dtype) is None
-        assert KERNEL.case(shape_only(shape), shape.dtype, case.width) == case
+        assert kernel.refusal(shape_only(shape), shape.dtype) is None
+        assert other.refusal(shape_only(shape), shape.dtype) is not None
+        assert kernel.case(shape_only(shape), shape.dtype, case.width) == case
+
+
+def test_it_is_offered_for_the_rows_that_it_takes() -> None:
+    assert (WIDTHS[0], WIDTHS[-1]) == (2, 16)
 
 
 def shape_only(shape: MatrixShape) -> Source:
-    """A matrix whose numbers are never made."""
+    """A matrix, or those of experts, whose numbers are never made."""
+    many = (shape.experts,) if shape.experts else ()
     words, groups = shape.inputs * shape.bits // 32, shape.inputs // shape.group_size
-    weight = mx.zeros((shape.outputs, words), mx.uint32)
-    scales = mx.zeros((shape.outputs, groups), shape.dtype)
+    weight = mx.zeros((*many, shape.outputs, words), mx.uint32)
+    scales = mx.zeros((*many, shape.outputs, groups), shape.dtype)
     return Source(shape.outputs, shape.inputs, weight, scales, scales, shape.bits, shape.group_size, "affine")
 
 
@@ -150,7 +176,7 @@ TAKEN = shape_only(MatrixShape(64, 128, 4, 64, mx.float16))
         (TAKEN, mx.bfloat16, "scales are"),
         (TAKEN, mx.float32, "scales are"),
         (replace(TAKEN, weight=TAKEN.weight[:1, :4]), mx.float16, "fewer than 8 words"),
-        (replace(TAKEN, outputs=1 << 20, inputs=1 << 11), mx.float16, "places are counted"),
+        (replace(TAKEN, weight=mx.broadcast_to(mx.array(0), (1 << 15, 1 << 16))), mx.float16, "are counted"),
     ],
 )
 def test_what_it_does_not_take_is_told(source: Source, dtype: mx.Dtype, said: str) -> None:

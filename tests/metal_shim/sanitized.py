@@ -21,7 +21,7 @@ from tests.metal_shim.structures import Counts, Options
 _SETTINGS = {
     "ASAN_OPTIONS": "detect_stack_use_after_return=0:detect_leaks=0:halt_on_error=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=0",
-    "TSAN_OPTIONS": "halt_on_error=0:report_signal_unsafe=0:exitcode=66:history_size=4",
+    "TSAN_OPTIONS": "halt_on_error=0:report_signal_unsafe=0:exitcode=66:history_size=4:atexit_sleep_ms=0",
 }
 _FOUND = re.compile(
     r"ERROR: AddressSanitizer: (?P<address>[^\n]*)|runtime error: (?P<undefined>[^\n]*)"

@@ -20,8 +20,8 @@ BLOCK = 64
 
 _FEWEST_WORDS = 8
 """MLX hands smaller inputs over in another address space."""
-_MOST_ELEMENTS = 1 << 31
-"""Places in an input are counted in 32 bits."""
+_MOST_WORDS = 1 << 31
+"""Halves of words are counted in 32 bits."""
 _LAYOUTS = ((4, 4), (4, 8), (2, 8), (8, 4), (8, 8), (2, 4), (4, 2), (8, 2), (2, 2))
 _HALF_LAYOUTS = ((4, 4), (8, 4), (4, 8))
 
@@ -49,9 +49,7 @@ def row_tiles(rows: int) -> int:
 
 
 def refusal(source: Source, dtype: mx.Dtype) -> str | None:
-    """Why the kernel does not take this matrix with x of this type; None where it does."""
-    if source.weight.ndim != 2:
-        return "it is not a matrix"
+    """Why the kernel does not take these codes with x of this type; None where it does."""
     if not source.bits or source.scales is None or source.biases is None or source.mode != "affine":
         return "it is not of affine codes"
     if source.bits not in BITS or source.group_size not in GROUPS:
@@ -60,8 +58,8 @@ def refusal(source: Source, dtype: mx.Dtype) -> str | None:
         return f"its scales are {source.scales.dtype} and x is {dtype}"
     if source.weight.size < _FEWEST_WORDS:
         return f"it has fewer than {_FEWEST_WORDS} words"
-    if source.weights >= _MOST_ELEMENTS:
-        return f"it has {source.weights} weights, and places are counted up to {_MOST_ELEMENTS}"
+    if source.weight.size >= _MOST_WORDS:
+        return f"it has {source.weight.size} words, and they are counted up to {_MOST_WORDS}"
     return None
 
 

@@ -19,6 +19,8 @@ from mlx_dspark.kernels.metal_small_m.cases import MOST_ROWS, SmallMGeometry, ro
 from mlx_dspark.kernels.metal_small_m.reference import SmallM, product
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16)
+EXPERT_WIDTHS = (64, 96, 128)
+"""Rows times experts of each; fewer are not sorted by mlx-lm."""
 
 
 class MetalSmallM:
@@ -31,11 +33,15 @@ class MetalSmallM:
     version = 1
     back_end = "metal"
     widths: Sequence[int] = WIDTHS
+    _dimensions = 2
 
     def __init__(self, metal_kernel: Callable[..., Any] | None = None) -> None:
-        self._compiled = _compiled() if metal_kernel is None else _made(metal_kernel)
+        gathers = self._dimensions == 3
+        self._compiled = _compiled(gathers) if metal_kernel is None else _made(metal_kernel, gathers)
 
     def refusal(self, source: Source, dtype: mx.Dtype) -> str | None:
+        if source.weight.ndim != self._dimensions:
+            return "it is not a matrix" if self._dimensions == 2 else "it is not one of several experts"
         return cases.refusal(source, dtype)
 
     def case(self, source: Source, dtype: mx.Dtype, width: int) -> Case:
@@ -67,15 +73,7 @@ class MetalSmallM:
         threadgroups = -(-outputs // (8 * geometry.tiles))
         made = self._compiled(
             inputs=[x, source.weight, source.scales, source.biases],
-            template=[
-                ("T", x.dtype),
-                ("OPERAND", getattr(mx, geometry.operand)),
-                ("BITS", source.bits),
-                ("GROUP", source.group_size),
-                ("RN", geometry.tiles),
-                ("RM", row_tiles(rows)),
-                ("KS", geometry.simdgroups),
-            ],
+            template=_template(x, source, geometry, row_tiles(rows)),
             grid=(geometry.threads * threadgroups, 1, 1),
             threadgroup=(geometry.threads, 1, 1),
             output_shapes=[(rows, outputs)],
@@ -103,19 +101,90 @@ class MetalSmallM:
         return ulp(MatrixShape.parse(case.shape).dtype)
 
 
-def _made(metal_kernel: Callable[..., Any]) -> Any:
+class MetalSmallMExperts(MetalSmallM):
+    """The same over the experts of a layer, for rows sorted by their expert: an expert's weights are read
+    once for every 8 of its rows, those of experts without rows never. `multiply` is of no use here."""
+
+    name = "metal-small-m-experts"
+    widths: Sequence[int] = EXPERT_WIDTHS
+    _dimensions = 3
+
+    def check_cases(self) -> Sequence[Case]:
+        shapes = [MatrixShape(768, 2048, bits, 64, mx.bfloat16, experts=32) for bits in (4, 8)]
+        return [Case(str(shape), width) for shape in shapes for width in EXPERT_WIDTHS]
+
+    def draw(self, case: Case, seed: int) -> SmallM:
+        shape = MatrixShape.parse(case.shape)
+        experts = mx.random.randint(0, shape.experts, (case.width,), key=mx.random.key(seed))
+        return SmallM(shape.draw_rows(case.width, seed), shape.draw(seed), mx.sort(experts))
+
+    def geometries(self, case: Case) -> Sequence[SmallMGeometry]:
+        return cases.geometries(MatrixShape.parse(case.shape), rows=8)
+
+    def launch(self, inputs: SmallM, geometry: SmallMGeometry) -> mx.array:
+        assert inputs.experts is not None
+        return self.gather(inputs.x[:, None], inputs.source, inputs.experts, geometry)[:, 0]
+
+    def gather(self, x: mx.array, source: Source, experts: mx.array, geometry: SmallMGeometry) -> mx.array:
+        """[rows, 1, inputs] -> [rows, 1, outputs], not evaluated; `experts` [rows] rises."""
+        rows, outputs = x.shape[0], source.outputs
+        threadgroups = -(-outputs // (8 * geometry.tiles))
+        made = self._compiled(
+            inputs=[x[:, 0], source.weight, source.scales, source.biases, experts.astype(mx.int32)],
+            template=_template(x, source, geometry, 1),
+            grid=(geometry.threads * threadgroups, rows, 1),
+            threadgroup=(geometry.threads, 1, 1),
+            output_shapes=[(rows, outputs)],
+            output_dtypes=[x.dtype],
+        )
+        return made[0][:, None]
+
+    def stock(self, inputs: SmallM) -> mx.array:
+        source = inputs.source
+        assert source.scales is not None
+        return mx.gather_qmm(
+            inputs.x[:, None],
+            source.weight,
+            source.scales,
+            source.biases,
+            rhs_indices=inputs.experts,
+            transpose=True,
+            group_size=source.group_size,
+            bits=source.bits,
+            sorted_indices=True,
+        )[:, 0]
+
+
+def _template(x: mx.array, source: Source, geometry: SmallMGeometry, tiles: int) -> list[tuple[str, Any]]:
+    return [
+        ("T", x.dtype),
+        ("OPERAND", getattr(mx, geometry.operand)),
+        ("BITS", source.bits),
+        ("GROUP", source.group_size),
+        ("RN", geometry.tiles),
+        ("RM", tiles),
+        ("KS", geometry.simdgroups),
+    ]
+
+
+def _made(metal_kernel: Callable[..., Any], gathers: bool) -> Any:
     return metal_kernel(
-        name="small_m",
-        input_names=["x", "w", "scales", "biases"],
+        name="small_m_experts" if gathers else "small_m",
+        input_names=["x", "w", "scales", "biases", *(["experts"] if gathers else [])],
         output_names=["y"],
+        header=f"#define EXPERTS {int(gathers)}\n",
         source=(files("mlx_dspark.kernels.metal_small_m") / "small_m.metal").read_text(),
     )
 
 
 @cache
-def _compiled() -> Any:
-    return _made(mx.fast.metal_kernel)
+def _compiled(gathers: bool) -> Any:
+    return _made(mx.fast.metal_kernel, gathers)
 
 
 def kernel() -> MetalSmallM:
     return MetalSmallM()
+
+
+def experts_kernel() -> MetalSmallMExperts:
+    return MetalSmallMExperts()

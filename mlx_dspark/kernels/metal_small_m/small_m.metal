@@ -11,9 +11,25 @@ constexpr int UNITS = 16 * BITS / UNIT;
 constexpr uint MASK = (1u << BITS) - 1;
 typedef metal::vec<T, 4> T4;
 
-const int M = x_shape[0];
 const int K = x_shape[1];
+#if EXPERTS
+// Rows come sorted by their expert. A threadgroup whose place is every TM-th row of an expert takes the rows from
+// there on; those of other places have nothing to do.
+const int N = scales_shape[1];
+const int first_x = int(threadgroup_position_in_grid.y);
+const int expert = experts[first_x];
+const int first_w = expert * N;
+int before = 0;
+while (before < first_x && experts[first_x - 1 - before] == expert) ++before;
+if (before % TM != 0) return;
+int M = 1;
+while (M < TM && first_x + M < x_shape[0] && experts[first_x + M] == expert) ++M;
+#else
+const int M = x_shape[0];
 const int N = scales_shape[0];
+constexpr int first_x = 0;
+constexpr int first_w = 0;
+#endif
 const uint row_units = uint(K) * BITS / UNIT;
 const uint row_groups = uint(K) / GROUP;
 
@@ -42,7 +58,7 @@ for (int block = worker * BLOCK; block < K; block += KS * BLOCK) {
     for (int r = 0; r < 2; ++r) {
       const int m = 8 * j + column + r;
       if (m < M && x_at < K) {
-        const device T4* from = (const device T4*)(x + m * K + x_at);
+        const device T4* from = (const device T4*)(x + (first_x + m) * K + x_at);
         const T4 low = from[0];
         const T4 high = from[1];
 #pragma clang loop unroll(full)
@@ -64,10 +80,10 @@ for (int block = worker * BLOCK; block < K; block += KS * BLOCK) {
     float scale = 0.0f;
     float bias = 0.0f;
     if (n < N && w_at < K) {
-      const device Unit* from = (const device Unit*)w + uint(n) * row_units + uint(w_at) / 16 * UNITS;
+      const device Unit* from = (const device Unit*)w + uint(first_w + n) * row_units + uint(w_at) / 16 * UNITS;
 #pragma clang loop unroll(full)
       for (int u = 0; u < UNITS; ++u) codes[u] = from[u];
-      const uint group = uint(n) * row_groups + uint(w_at) / GROUP;
+      const uint group = uint(first_w + n) * row_groups + uint(w_at) / GROUP;
       scale = float(scales[group]);
       bias = float(biases[group]);
     } else {
@@ -111,6 +127,6 @@ for (int at = int(thread_index_in_threadgroup); at < TM * TN; at += 32 * KS) {
   if (m < M && n < N) {
     float sum = 0.0f;
     for (int s = 0; s < KS; ++s) sum += partial[s * TM * TN + at];
-    y[m * N + n] = T(sum);
+    y[(first_x + m) * N + n] = T(sum);
   }
 }

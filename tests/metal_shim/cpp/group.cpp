@@ -47,11 +47,7 @@ Group::Group(Body body, void* arguments, const Options& options, uint32_t thread
   arena_ = mapped(ARENA);
   syncs_ = mapped(SYNCS);
   variables_.reserve(64);
-  guard_stacks();
-}
-
-void Group::guard_stacks() {
-  for (uint32_t i = 0; i < capacity_; i++) mprotect(stacks_ + STACK * i, getpagesize(), PROT_NONE);
+  for (uint32_t i = 0; i < threads; i++) mprotect(stacks_ + STACK * i, getpagesize(), PROT_NONE);
 }
 
 Group::~Group() {
@@ -117,7 +113,6 @@ void Group::start() {
   // Fresh pages: what the threadgroup before did there is no race with this one.
   mapped(ARENA, arena_);
   mapped(STACK * size_, stacks_);
-  guard_stacks();
 #endif
   memset(arena_, 0xff, ARENA);
   poison(arena_, ARENA);

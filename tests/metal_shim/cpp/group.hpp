@@ -63,7 +63,6 @@ class Group {
 
  private:
   void start();
-  void guard_stacks();
   void order_lanes();
   void shuffle(std::vector<uint32_t>& order, size_t first, size_t last);
   void resume(Fiber& fiber);
