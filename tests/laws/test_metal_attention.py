@@ -163,6 +163,36 @@ def test_places_pass_2_to_the_31(change: Change | None) -> None:
     assert (places(change) == wanted) == (change is None)
 
 
+DENSE = [
+    (0, (512, 128, 64, 1), True),
+    (4, (512, 128, 64, 1), True),
+    (1, (512, 128, 64, 1), False),
+    (2, (512, 128, 64, 1), False),
+    (0, (512, 128, 64, 2), False),
+    (0, (512, 128, 66, 1), False),
+    (0, (512, 129, 64, 1), False),
+    (0, (513, 128, 64, 1), False),
+]
+
+
+@pytest.mark.parametrize(("first", "strides", "dense"), DENSE, ids=str)
+def test_vectors_are_read_where_all_of_them_are_aligned(
+    first: int, strides: tuple[int, ...], dense: bool
+) -> None:
+    def launched(factory: Any) -> mx.array:
+        source = f"out[0] = few_queries::is_dense(x + {first}, strides);"
+        made = factory("dense", ["x", "strides"], ["out"], source, header=text("parts.metal"))
+        return made(
+            inputs=[mx.zeros((64,), mx.float16), mx.array(strides, mx.int64)],
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+            output_shapes=[(1,)],
+            output_dtypes=[mx.bool_],
+        )[0]
+
+    assert shim.run(launched).value.item() is dense
+
+
 # layouts -------------------------------------------------------------------------------------------
 
 HEADS = [(8, 8), (9, 3), (24, 4), (32, 8), (64, 4)]
@@ -253,24 +283,33 @@ def test_a_window_belongs_to_a_causal_mask() -> None:
 # what the probe asks -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sinks", [False, True])
-def test_a_case_is_drawn_launched_and_compared(sinks: bool) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_case_is_drawn_launched_and_compared(seed: int) -> None:
     kernel = MetalAttention()
     assert isinstance(kernel, AttentionKernel)
-    shape = AttentionShape(6, 2, 64, mx.bfloat16, 90, sinks)
+    shape = AttentionShape(6, 2, 64, mx.bfloat16, 90, sinks=seed == 1)
     assert kernel.refusal(shape) is None
     case = kernel.case(shape, 4)
     assert attention_shape(case.shape) == shape
-    inputs = kernel.draw(case, 3)
-    assert takes(inputs.queries, inputs.keys, inputs.values, inputs.mask, inputs.sinks)
+    inputs = kernel.draw(case, seed)
+    assert takes(*inputs[:3], inputs.mask, inputs.sinks)
+    assert isinstance(inputs.mask, mx.array) == (seed == 1)
     wanted = kernel.reference(inputs)
     assert kernel.tolerance(case) == UNIT[mx.bfloat16]
-    for geometry in kernel.geometries(case)[:1]:
-        got = shim.run(lambda factory, g=geometry: MetalAttention(factory).launch(inputs, g)).value
-        for each in (got, kernel.stock(inputs)):
-            assert each.dtype == mx.bfloat16
-            error = np.abs(np.array(each.astype(mx.float32)) - wanted).max() / np.abs(wanted).max()
-            assert error <= (1 if each is got else 4) * kernel.tolerance(case)
+    geometry = kernel.geometries(case)[0]
+    got = shim.run(lambda factory: MetalAttention(factory).launch(inputs, geometry)).value
+    for each in (got, kernel.stock(inputs)):
+        assert each.dtype == mx.bfloat16
+        error = np.abs(np.array(each.astype(mx.float32)) - wanted).max() / np.abs(wanted).max()
+        assert error <= (1 if each is got else 4) * kernel.tolerance(case)
+
+
+def test_the_cases_of_a_check_are_taken() -> None:
+    kernel = MetalAttention()
+    cases = kernel.check_cases()
+    assert {attention_shape(case.shape).head_dim for case in cases} == set(DIMS)
+    assert not [case for case in cases if kernel.refusal(attention_shape(case.shape)) is not None]
+    assert all(kernel.geometries(case) for case in cases)
 
 
 @pytest.mark.parametrize(
