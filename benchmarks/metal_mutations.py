@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from tests import attention_mutations, small_m_trials
 from tests.metal_shim import Mode
 from tests.metal_shim.mutations import Mutation, Trial, table
-from tests.small_m_trials import MUTATION_TRIALS, MUTATIONS
 
 KERNELS: dict[str, tuple[Sequence[Mutation], Sequence[Trial]]] = {
-    "metal-small-m": (MUTATIONS, MUTATION_TRIALS),
+    "metal-small-m": (small_m_trials.MUTATIONS, small_m_trials.MUTATION_TRIALS),
+    "metal-attention": (attention_mutations.MUTATIONS, attention_mutations.MUTATION_TRIALS),
 }
 _MODES = (Mode.PLAIN, Mode.ADDRESS, Mode.THREAD, Mode.TRAFFIC)
 

@@ -21,96 +21,97 @@ from mlx_dspark.kernels.metal_attention.kernel import (
     takes,
     text,
 )
-from tests.metal_shim import gates
-from tests.metal_shim.attention import UNIT, Call, overread
-from tests.metal_shim.capture import Change, captured
-from tests.metal_shim.compiling import Mode
-from tests.metal_shim.mutations_attention import MUTATIONS, Mutation
-from tests.metal_shim.running import SCHEDULES, run
+from tests import metal_shim as shim
+from tests.attention_mutations import MUTATION_TRIALS, MUTATIONS
+from tests.attention_trials import UNIT, AttentionTrial
+from tests.metal_shim import gates, mutations
+from tests.metal_shim.capture import Change
 
 WIDE, FOUR, PAIR = Geometry(8, 1, True, 96), Geometry(4, 2, True, 96), Geometry(2, 1, True, 96)
 NARROW = Geometry(4, 1, True, 96)
 LOOSE = [Geometry(simd, 1, False, 96) for simd in (2, 4, 8)]
 BF = mx.bfloat16
 
-CALLS = [
+TRIALS = [
     # head sizes, as laid out first
-    Call(4, 2, 64, 5, 37),
-    Call(2, 2, 80, 3, 64, BF),
-    Call(6, 2, 96, 2, 65),
-    Call(9, 3, 128, 5, 63, BF),
-    Call(8, 2, 192, 4, 40),
-    Call(6, 1, 256, 8, 70, BF),
+    AttentionTrial(4, 2, 64, 5, 37),
+    AttentionTrial(2, 2, 80, 3, 64, BF),
+    AttentionTrial(6, 2, 96, 2, 65),
+    AttentionTrial(9, 3, 128, 5, 63, BF),
+    AttentionTrial(8, 2, 192, 4, 40),
+    AttentionTrial(6, 1, 256, 8, 70, BF),
     # layouts: splits and a tail, few keys, several parts
-    Call(8, 2, 64, 8, 300, geometry=NARROW, rows=2, sinks=True),
-    Call(3, 1, 96, 7, 300, BF, geometry=PAIR, sinks=True),
-    Call(4, 2, 128, 9, 270, geometry=NARROW, mask="none"),
-    Call(16, 1, 64, 16, 21, geometry=WIDE),
-    Call(16, 1, 128, 16, 16, BF, geometry=FOUR),
-    Call(4, 1, 256, 3, 150, geometry=LOOSE[1]),
-    Call(2, 1, 80, 16, 33, geometry=LOOSE[0]),
-    Call(4, 2, 128, 5, 33, BF, geometry=LOOSE[1]),
-    Call(5, 1, 192, 6, 90, geometry=LOOSE[2]),
+    AttentionTrial(8, 2, 64, 8, 300, geometry=NARROW, rows=2, sinks=True),
+    AttentionTrial(3, 1, 96, 7, 300, BF, geometry=PAIR, sinks=True),
+    AttentionTrial(4, 2, 128, 9, 270, geometry=NARROW, mask="none"),
+    AttentionTrial(16, 1, 64, 16, 21, geometry=WIDE),
+    AttentionTrial(16, 1, 128, 16, 16, BF, geometry=FOUR),
+    AttentionTrial(4, 1, 256, 3, 150, geometry=LOOSE[1]),
+    AttentionTrial(2, 1, 80, 16, 33, geometry=LOOSE[0]),
+    AttentionTrial(4, 2, 128, 5, 33, BF, geometry=LOOSE[1]),
+    AttentionTrial(5, 1, 192, 6, 90, geometry=LOOSE[2]),
     # masks and windows
-    Call(4, 2, 64, 4, 200, rows=2, mask="random", sinks=True),
-    Call(4, 2, 96, 3, 200, BF, rows=3, mask="random"),
-    Call(4, 4, 64, 5, 400, geometry=PAIR, rows=2, mask="ragged"),
-    Call(4, 2, 128, 6, 500, window=33, sinks=True),
-    Call(8, 1, 64, 8, 700, BF, geometry=PAIR, window=200),
-    Call(1, 1, 64, 1, 9, mask="none"),
+    AttentionTrial(4, 2, 64, 4, 200, rows=2, mask="random", sinks=True),
+    AttentionTrial(4, 2, 96, 3, 200, BF, rows=3, mask="random"),
+    AttentionTrial(4, 4, 64, 5, 400, geometry=PAIR, rows=2, mask="ragged"),
+    AttentionTrial(4, 2, 128, 6, 500, window=33, sinks=True),
+    AttentionTrial(8, 1, 64, 8, 700, BF, geometry=PAIR, window=200),
+    AttentionTrial(1, 1, 64, 1, 9, mask="none"),
     # memory
-    Call(4, 2, 64, 5, 70, lay="apart", mask="random", rows=2),
-    Call(4, 2, 96, 5, 70, BF, lay="odd", geometry=LOOSE[1]),
-    Call(1, 1, 128, 2, 3, mask="random"),
-    Call(4, 2, 64, 5, 40, BF, loud=100.0),
+    AttentionTrial(4, 2, 64, 5, 70, lay="apart", mask="random", rows=2),
+    AttentionTrial(4, 2, 96, 5, 70, BF, lay="odd", geometry=LOOSE[1]),
+    AttentionTrial(1, 1, 128, 2, 3, mask="random"),
+    AttentionTrial(4, 2, 64, 5, 40, BF, loud=100.0),
 ]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
-def test_the_kernel_is_attention_in_float32(call: Call) -> None:
-    for seed, schedule in enumerate(SCHEDULES):
-        error, _ = call.run(schedule, seed=seed)
-        assert error <= 1, schedule
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
+def test_the_kernel_is_attention_in_float32(trial: AttentionTrial) -> None:
+    for schedule in shim.SCHEDULES:
+        assert trial(schedule, shim.Mode.PLAIN) is None, schedule
 
 
 TRAFFIC = [
-    Call(8, 2, 128, 8, 640, geometry=Geometry(4, 2, True, 8)),
-    Call(6, 1, 64, 3, 301, geometry=Geometry(4, 1, False, 8), rows=2),
-    Call(4, 2, 96, 5, 300, geometry=PAIR, window=100),
-    Call(4, 2, 64, 4, 200, geometry=PAIR, rows=3, mask="ragged"),
+    AttentionTrial(8, 2, 128, 8, 640, geometry=Geometry(4, 2, True, 8)),
+    AttentionTrial(6, 1, 64, 3, 301, geometry=Geometry(4, 1, False, 8), rows=2),
+    AttentionTrial(4, 2, 96, 5, 300, geometry=PAIR, window=100),
+    AttentionTrial(4, 2, 64, 4, 200, geometry=PAIR, rows=3, mask="ragged"),
 ]
 
 
-@pytest.mark.parametrize("call", TRAFFIC, ids=str)
-def test_keys_and_values_are_read_once_and_only_if_seen(call: Call) -> None:
-    error, ran = call.run(mode=Mode.TRAFFIC)
+@pytest.mark.parametrize("trial", TRAFFIC, ids=str)
+def test_keys_and_values_are_read_once_and_only_if_seen(trial: AttentionTrial) -> None:
+    error, ran = trial.ran(mode=shim.Mode.TRAFFIC)
     assert error <= 1
-    assert overread(call, ran) is None
+    assert trial.overread(ran) is None
     traffic = ran.launches[0].traffic
     for name in "kv":
         assert traffic[name].loaded == traffic[name].by_threadgroups == traffic[name].distinct
-    if call is TRAFFIC[0]:
-        both = traffic["k"].loaded + traffic["v"].loaded
-        assert ran.launches[0].threadgroup_traffic[0] < 2.5 * both
     for name, launch in product(("parts", "weights"), ran.launches[1:]):
         assert launch.traffic[name].distinct == launch.traffic[name].size
 
 
+def test_what_threadgroups_share_is_little_beside_keys_and_values() -> None:
+    _, ran = TRAFFIC[0].ran(mode=shim.Mode.TRAFFIC)
+    both = sum(ran.launches[0].traffic[name].loaded for name in "kv")
+    assert ran.launches[0].threadgroup_traffic[0] < 2.5 * both
+
+
 SANITIZED = [
-    (Call(6, 2, 64, 5, 150, BF, geometry=PAIR, sinks=True), Mode.THREAD),
-    (Call(6, 2, 80, 5, 75, geometry=PAIR, rows=2, mask="random"), Mode.ADDRESS),
+    (AttentionTrial(6, 2, 64, 5, 150, BF, geometry=PAIR, sinks=True), shim.Mode.THREAD),
+    (AttentionTrial(6, 2, 80, 5, 75, geometry=PAIR, rows=2, mask="random"), shim.Mode.ADDRESS),
 ]
 
 
-@pytest.mark.parametrize(("call", "mode"), SANITIZED, ids=str)
-def test_sanitizers_find_nothing(call: Call, mode: Mode) -> None:
-    assert call.run(mode=mode)[0] <= 1
+@pytest.mark.parametrize(("trial", "mode"), SANITIZED, ids=str)
+def test_sanitizers_find_nothing(trial: AttentionTrial, mode: shim.Mode) -> None:
+    assert trial("forward", mode) is None
 
 
-@pytest.mark.parametrize("mutation", [each for each in MUTATIONS if each.quick], ids=lambda each: each.name)
-def test_a_change_for_the_worse_is_noticed(mutation: Mutation) -> None:
+@pytest.mark.parametrize("mutation", MUTATIONS[::5], ids=lambda mutation: mutation.name)
+def test_mistakes_are_found(mutation: mutations.Mutation) -> None:
     """All of them: `python -m benchmarks.metal_mutations`."""
-    assert mutation.noticed() is not None
+    assert mutations.found(mutation, MUTATION_TRIALS[mutation.trial], mutation.mode) is not None
 
 
 # addresses -----------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def places(change: Change | None) -> list[list[int]]:
             output_dtypes=[mx.int64],
         )[0]
 
-    found = run(launched, change=change).value.tolist()
+    found = shim.run(launched, change=change).value.tolist()
     assert isinstance(found, list)
     return found
 
@@ -160,6 +161,36 @@ def test_places_pass_2_to_the_31(change: Change | None) -> None:
     ]
     assert min(map(max, wanted)) > 2**31
     assert (places(change) == wanted) == (change is None)
+
+
+DENSE = [
+    (0, (512, 128, 64, 1), True),
+    (4, (512, 128, 64, 1), True),
+    (1, (512, 128, 64, 1), False),
+    (2, (512, 128, 64, 1), False),
+    (0, (512, 128, 64, 2), False),
+    (0, (512, 128, 66, 1), False),
+    (0, (512, 129, 64, 1), False),
+    (0, (513, 128, 64, 1), False),
+]
+
+
+@pytest.mark.parametrize(("first", "strides", "dense"), DENSE, ids=str)
+def test_vectors_are_read_where_all_of_them_are_aligned(
+    first: int, strides: tuple[int, ...], dense: bool
+) -> None:
+    def launched(factory: Any) -> mx.array:
+        source = f"out[0] = few_queries::is_dense(x + {first}, strides);"
+        made = factory("dense", ["x", "strides"], ["out"], source, header=text("parts.metal"))
+        return made(
+            inputs=[mx.zeros((64,), mx.float16), mx.array(strides, mx.int64)],
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+            output_shapes=[(1,)],
+            output_dtypes=[mx.bool_],
+        )[0]
+
+    assert shim.run(launched).value.item() is dense
 
 
 # layouts -------------------------------------------------------------------------------------------
@@ -210,7 +241,7 @@ def test_layouts_fit_registers_and_address_spaces(shape: tuple[int, int, int, in
         def call(factory: Any, geometry: Geometry = geometry) -> mx.array:
             return attend(queries, keys, keys, 1.0, "causal", sinks, geometry=geometry, factory=factory)
 
-        launches = captured(call)
+        launches = shim.captured(call)
         assert len(launches) == 2
         found = [gates.resources(each) for each in launches]
         assert not [excess for each in found for excess in each.excess()]
@@ -252,24 +283,33 @@ def test_a_window_belongs_to_a_causal_mask() -> None:
 # what the probe asks -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sinks", [False, True])
-def test_a_case_is_drawn_launched_and_compared(sinks: bool) -> None:
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_case_is_drawn_launched_and_compared(seed: int) -> None:
     kernel = MetalAttention()
     assert isinstance(kernel, AttentionKernel)
-    shape = AttentionShape(6, 2, 64, mx.bfloat16, 90, sinks)
+    shape = AttentionShape(6, 2, 64, mx.bfloat16, 90, sinks=seed == 1)
     assert kernel.refusal(shape) is None
     case = kernel.case(shape, 4)
     assert attention_shape(case.shape) == shape
-    inputs = kernel.draw(case, 3)
-    assert takes(inputs.queries, inputs.keys, inputs.values, inputs.mask, inputs.sinks)
+    inputs = kernel.draw(case, seed)
+    assert takes(*inputs[:3], inputs.mask, inputs.sinks)
+    assert isinstance(inputs.mask, mx.array) == (seed == 1)
     wanted = kernel.reference(inputs)
     assert kernel.tolerance(case) == UNIT[mx.bfloat16]
-    for geometry in kernel.geometries(case)[:1]:
-        got = run(lambda factory, g=geometry: MetalAttention(factory).launch(inputs, g)).value
-        for each in (got, kernel.stock(inputs)):
-            assert each.dtype == mx.bfloat16
-            error = np.abs(np.array(each.astype(mx.float32)) - wanted).max() / np.abs(wanted).max()
-            assert error <= (1 if each is got else 4) * kernel.tolerance(case)
+    geometry = kernel.geometries(case)[0]
+    got = shim.run(lambda factory: MetalAttention(factory).launch(inputs, geometry)).value
+    for each in (got, kernel.stock(inputs)):
+        assert each.dtype == mx.bfloat16
+        error = np.abs(np.array(each.astype(mx.float32)) - wanted).max() / np.abs(wanted).max()
+        assert error <= (1 if each is got else 4) * kernel.tolerance(case)
+
+
+def test_the_cases_of_a_check_are_taken() -> None:
+    kernel = MetalAttention()
+    cases = kernel.check_cases()
+    assert {attention_shape(case.shape).head_dim for case in cases} == set(DIMS)
+    assert not [case for case in cases if kernel.refusal(attention_shape(case.shape)) is not None]
+    assert all(kernel.geometries(case) for case in cases)
 
 
 @pytest.mark.parametrize(

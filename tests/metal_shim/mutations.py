@@ -42,12 +42,7 @@ def found(mutation: Mutation, trial: Trial, mode: Mode) -> str | None:
 def table(
     mutations: Sequence[Mutation], trials: Sequence[Trial]
 ) -> Iterator[tuple[Mutation, dict[Mode, str]]]:
-    """Of each mistake, what the first trial that finds it says, in every mode."""
+    """Of each mistake, what its trial says, in every mode that finds it."""
     for mutation in mutations:
-        told: dict[Mode, str] = {}
-        for mode in Mode:
-            for trial in trials:
-                if (said := found(mutation, trial, mode)) is not None:
-                    told[mode] = said
-                    break
-        yield mutation, told
+        said = {mode: found(mutation, trials[mutation.trial], mode) for mode in Mode}
+        yield mutation, {mode: text for mode, text in said.items() if text is not None}

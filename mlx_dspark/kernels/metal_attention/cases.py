@@ -73,18 +73,25 @@ class MetalAttention:
         return [self.case(shape, width) for shape in shapes for width in (2, 5, 8, 16)]
 
     def draw(self, case: Case, seed: int) -> Inputs:
+        """Under a causal mask where the seed is even, else under booleans: another variant of the source."""
         shape = attention_shape(case.shape)
         held, dim = (1, shape.kv_heads, shape.length + SPARE, shape.head_dim), shape.head_dim
         sizes = ((1, case.width, shape.heads, dim), held, held, (shape.heads,))
-        drawn = zip(sizes, mx.random.split(mx.random.key(seed), len(sizes)), strict=True)
+        *parts, last = mx.random.split(mx.random.key(seed), len(sizes) + 1)
+        drawn = zip(sizes, parts, strict=True)
         queries, keys, values, sinks = (mx.random.normal(each, shape.dtype, key=key) for each, key in drawn)
+        mask = "causal" if case.width > 1 else None
         mx.eval(queries, keys, values, sinks)
+        if seed % 2:
+            shown = mx.random.bernoulli(0.9, (1, 1, case.width, shape.length), key=last)
+            mask = shown & (mx.arange(shape.length) <= mx.arange(shape.length)[-case.width :, None])
+            mx.eval(mask)
         return Inputs(
             queries=queries.swapaxes(1, 2),
             keys=keys[:, :, : shape.length],
             values=values[:, :, : shape.length],
             scale=dim**-0.5,
-            mask="causal" if case.width > 1 else None,
+            mask=mask,
             sinks=sinks if shape.sinks else None,
         )
 

@@ -117,7 +117,7 @@ def geometries(heads: int, kv_heads: int, dim: int, width: int) -> list[Geometry
 
     wide = [Geometry(8, 1, True, 96), Geometry(8, 1, False, 96)]
     four = [Geometry(4, 2, True, 96), Geometry(4, 1, True, 96), Geometry(4, 1, False, 96)]
-    small = [Geometry(2, 2, True, 96), Geometry(2, 1, True, 96), Geometry(2, 1, False, 96)]
+    small = [Geometry(2, 2, True, 96), Geometry(2, 1, False, 96)]
     order = [*wide, *four[1:]] if dim > 128 else [*four, *wide] if rows <= 32 else [*four[1:], *wide]
     suiting = sorted((each for each in order if each.room(dim)), key=reads)
     suiting += [each for each in small if each.room(dim)]

@@ -1,4 +1,4 @@
-"""Calls of the attention kernel, run by the shim and compared with float32."""
+"""Trials of the Metal attention kernel in the shim: calls that are compared with float32."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import numpy as np
 
 from mlx_dspark.kernels.metal_attention import reference
 from mlx_dspark.kernels.metal_attention.kernel import Geometry, attend
+from tests import metal_shim as shim
 from tests.metal_shim.capture import Change
-from tests.metal_shim.compiling import Mode
-from tests.metal_shim.running import Run, run
 
 UNIT = {mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 """One unit in the last place of a number between 1 and 2: so many bits follow the first."""
@@ -21,14 +20,15 @@ UNIT = {mx.float16: 2.0**-10, mx.bfloat16: 2.0**-7}
 SPARE = 9
 """Positions of a cache beyond the keys that are seen. They hold no numbers."""
 
-SOURCES = ("attend.metal", "parts.metal", "sink.metal", "merge.metal")
-
 
 @dataclass(frozen=True)
-class Call:
-    """One call. `mask` is "none", "causal", "random" (booleans that differ by head; the first query sees
-    nothing) or "ragged" (rows of different lengths, padded); `lay` says how arrays lie in memory; `loud` is
-    what queries are multiplied by."""
+class AttentionTrial:
+    """One call in one layout. Called, it runs the kernel in the shim and says what is wrong.
+
+    `mask` is "none", "causal", "random" (booleans that differ by head; the first query sees nothing) or
+    "ragged" (rows of different lengths, padded). `lay` says how arrays lie in memory. `loud` is what queries
+    are multiplied by.
+    """
 
     heads: int
     kv_heads: int
@@ -86,9 +86,19 @@ class Call:
         drawn[0, 0, 0] = False
         return _booleans(drawn)
 
-    def run(
-        self, schedule: str = "forward", mode: Mode = Mode.PLAIN, change: Change | None = None, seed: int = 0
-    ) -> tuple[float, Run]:
+    def __call__(self, schedule: str, mode: shim.Mode, change: Change | None = None) -> str | None:
+        error, ran = self.ran(schedule, mode, change)
+        if not error <= 1:
+            return f"{error:.3g} units in the last place of the largest output"
+        return self.overread(ran) if mode is shim.Mode.TRAFFIC else None
+
+    def ran(
+        self,
+        schedule: str = "forward",
+        mode: shim.Mode = shim.Mode.PLAIN,
+        change: Change | None = None,
+        seed: int = 7,
+    ) -> tuple[float, shim.Run]:
         """The largest difference from float32 in units in the last place of the largest output, and the run.
         Infinite where a result is no number."""
         queries, keys, values = self.arrays()
@@ -98,12 +108,21 @@ class Call:
         def launched(factory: Any) -> mx.array:
             return attend(*given, window=self.window, geometry=self.geometry, factory=factory)
 
-        ran = run(launched, schedule, seed=seed, mode=mode, change=change)
+        ran = shim.run(launched, schedule, seed=seed, mode=mode, change=change)
         got = np.array(ran.value.astype(mx.float32))
         wanted = reference.attend(*given, window=self.window)
         assert got.shape == wanted.shape
         error = float(np.abs(got - wanted).max() / np.abs(wanted).max()) / UNIT[self.dtype]
         return (error if np.isfinite(error) else inf), ran
+
+    def overread(self, ran: shim.Run) -> str | None:
+        """Which of keys and values a traffic run read more than once, or though no query sees them."""
+        assert self.geometry is not None
+        for name, block in (("k", 8 * self.geometry.blocks), ("v", self.geometry.keys)):
+            loaded, wanted = ran.launches[0].traffic[name].loaded, self.bytes_seen(block)
+            if loaded > wanted:
+                return f"{name}: {loaded} bytes are read, {wanted} are needed"
+        return None
 
     def bytes_seen(self, keys: int) -> int:
         """Of the keys, or of their values, in ranges of so many of which some query sees one."""
@@ -127,14 +146,3 @@ def _booleans(mask: Any) -> mx.array:
 def _apart(array: mx.array) -> mx.array:
     """The same numbers, each before one that is none."""
     return mx.stack([array, mx.full(array.shape, nan, array.dtype)], axis=4).flatten(3)[..., ::2]
-
-
-def overread(call: Call, ran: Run) -> str | None:
-    """Which of keys and values a traffic run read more than once, or though no query sees them."""
-    geometry = call.geometry
-    assert geometry is not None
-    for name, block in (("k", 8 * geometry.blocks), ("v", geometry.keys)):
-        loaded, wanted = ran.launches[0].traffic[name].loaded, call.bytes_seen(block)
-        if loaded > wanted:
-            return f"{name}: {loaded} bytes are read, {wanted} are needed"
-    return None
