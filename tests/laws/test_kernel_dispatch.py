@@ -74,7 +74,10 @@ class Probed:
         self.asked: list[Case] = []
         self.raises: Exception | None = None
 
-    def __call__(self, jobs: Sequence[Job], *, progress: Any = None) -> Iterator[tuple[Job, Verdict]]:
+    def __call__(
+        self, jobs: Sequence[Job], *, budget: float, progress: Any = None
+    ) -> Iterator[tuple[Job, Verdict]]:
+        assert 0 < budget <= offers.BUDGET
         if self.raises is not None:
             raise self.raises
         for number, job in enumerate(jobs, start=1):
@@ -691,10 +694,10 @@ def test_a_real_trial_of_a_placed_kernel_runs_in_its_own_process(tmp_path: Path)
     entry = Entry("wide-gemm", ("metal",), entry_of("wide-gemm").made_by, "wide_gemm")
     asked: list[int] = []
 
-    def probe(jobs: Sequence[Job], *, progress: Any = None) -> Iterator[tuple[Job, Verdict]]:
+    def probe(jobs: Sequence[Job], *, budget: float, progress: Any = None) -> Iterator[tuple[Job, Verdict]]:
         few = [job for job in jobs if job.case.width == 64]
         asked.append(len(few))
-        return trial.tried(few, effort=quick, progress=progress)
+        return trial.tried(few, effort=quick, budget=budget, progress=progress)
 
     offer = Offer(
         Wanted(wide_gemm=True), tmp_path, back_end="metal", device="Apple M2", entries=[entry], probe=probe
@@ -753,7 +756,9 @@ def floats(array: mx.array) -> Any:
 class FirstGeometry(Probed):
     """Says that a kernel is live in its first geometry."""
 
-    def __call__(self, jobs: Sequence[Job], *, progress: Any = None) -> Iterator[tuple[Job, Verdict]]:
+    def __call__(
+        self, jobs: Sequence[Job], *, budget: float, progress: Any = None
+    ) -> Iterator[tuple[Job, Verdict]]:
         for job in jobs:
             geometry = repr(trial.made(job.made_by).geometries(job.case)[0])
             state: Any = "live" if job.case.width in self.widths else "slower"

@@ -188,6 +188,27 @@ def test_a_launch_that_takes_its_process_with_it_is_a_verdict(actor: str) -> Non
     assert states_of(actor, "good", actor) == wanted
 
 
+def test_what_there_is_no_time_for_stays_untried() -> None:
+    jobs = [Job(f"{ACTORS}good", Case(SHAPE, width)) for width in (1, 2, 3)]
+    found = [verdict.state for _, verdict in tried(jobs, effort=QUICK, budget=0.0)]
+    assert found == ["live", "untried", "untried"]
+
+
+def test_a_slow_reference_is_computed_once() -> None:
+    clock = Clock()
+    kernel = Scripted(clock)
+    really, drawn = kernel.reference, []
+
+    def reference(inputs: Any) -> Any:
+        drawn.append(inputs)
+        clock.seconds += 3.0
+        return really(inputs)
+
+    kernel.reference = reference
+    assert judge(kernel, CASE, clock.bench()).state == "live"
+    assert len(drawn) == 1
+
+
 def test_a_kernel_that_cannot_be_made_stays_untried() -> None:
     assert states_of("missing", "good") == [("missing", "untried"), ("good", "live")]
 

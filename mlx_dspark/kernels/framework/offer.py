@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -31,6 +32,8 @@ from mlx_dspark.kernels.framework.trial import Job, tried
 from mlx_dspark.kernels.framework.verdict import Verdict
 
 TRYING = "trying kernels on this device, once for each"
+BUDGET = 90.0
+"""Seconds that the trials of one load may take together; the next load goes on."""
 SWITCHES = ("small_m", "multirow_attn", "wide_gemm")
 
 Telling = Callable[[str, float], None]
@@ -41,7 +44,7 @@ class Prober(Protocol):
     """Tries cases, as `trial.tried` does."""
 
     def __call__(
-        self, jobs: Sequence[Job], *, progress: Callable[[int, int], None] | None = None
+        self, jobs: Sequence[Job], *, budget: float, progress: Callable[[int, int], None] | None = None
     ) -> Iterator[tuple[Job, Verdict]]: ...
 
 
@@ -85,6 +88,7 @@ class Offer:
         if back_end == "cpu":
             self.wanted.refuse_where_none("the CPU")
         self._store = VerdictStore(self.cache_dir)
+        self._seconds = BUDGET
         self._offered = entries_of(back_end, ENTRIES if self.entries is None else self.entries)
 
     # matrices ------------------------------------------------------------------------------------
@@ -243,9 +247,11 @@ class Offer:
 
         progress(0, len(cases))
         found: Verdicts = {}
-        probe = self.probe or tried
-        for job, verdict in probe([Job(entry.made_by, case) for case in cases], progress=progress):
+        probe, jobs = self.probe or tried, [Job(entry.made_by, case) for case in cases]
+        started = monotonic()
+        for job, verdict in probe(jobs, budget=self._seconds, progress=progress):
             found[job.case] = verdict
+        self._seconds = max(0.0, self._seconds - (monotonic() - started))
         told = {case: verdict for case, verdict in found.items() if verdict.state != "untried"}
         obstacle = self._store.remember(kernel, told) if told else ""
         return found, f"not remembered: {obstacle}" if obstacle else ""

@@ -22,6 +22,8 @@ _MOST_ERROR = 1e30
 """Stands for an error that has no number."""
 _TIMING = 0.02
 """Seconds that a timing should take at the most."""
+_LONG_DRAW = 1.0
+"""Seconds for inputs and their reference, beyond which no more are drawn."""
 _LEAST_TURNS, _STALLED = 5, 10.0
 
 
@@ -29,7 +31,7 @@ _LEAST_TURNS, _STALLED = 5, 10.0
 class Effort:
     """How much is done for one case.
 
-    draws      inputs that are checked, and raced in turn
+    draws      inputs that are checked, and raced in turn; fewer where one takes long
     races      most turns of the race, in each of which both are timed; 5 at the least
     seconds    after which the race ends
     launches   most launches of one timing, which are evaluated together; fewer where that takes long
@@ -87,8 +89,12 @@ class _Trial:
 
     def run(self) -> Verdict:
         kernel = self.kernel
+        started = self.bench.now()
         for seed in range(self.effort.draws):
+            if seed and self.bench.now() - started > _LONG_DRAW:
+                break
             self.inputs.append(kernel.draw(self.case, seed))
+            self.bench.alive()
             self.wanted.append(kernel.reference(self.inputs[-1]))
             self.bench.alive()
         geometry, error = self._right_and_fastest()

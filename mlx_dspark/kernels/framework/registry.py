@@ -42,6 +42,13 @@ class Entry:
 ENTRIES: tuple[Entry, ...] = (
     Entry("metal-small-m", ("metal",), _KERNELS + "metal_small_m.kernel:kernel", "small_m", ("M5",)),
     Entry(
+        "metal-small-m-experts",
+        ("metal",),
+        _KERNELS + "metal_small_m.kernel:experts_kernel",
+        "small_m",
+        ("M5",),
+    ),
+    Entry(
         "metal-attention",
         ("metal",),
         _KERNELS + "metal_attention.cases:MetalAttention",

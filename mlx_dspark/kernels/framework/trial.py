@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
+from math import inf
 from queue import Empty, Queue
 from threading import Thread
 from time import monotonic
@@ -28,6 +29,7 @@ from mlx_dspark.kernels.framework.verdict import State, Verdict
 
 SILENCE = 20.0
 """Seconds without a sign of life; a kernel is compiled within this."""
+OUT_OF_TIME = "no time was left for it; the next load goes on, or `mlx-dspark kernels --check`"
 STARTING = 120.0
 """Seconds in which the process must have begun."""
 _BEAT = 0.2
@@ -61,11 +63,12 @@ def tried(
     effort: Effort | None = None,
     silence: float = SILENCE,
     starting: float = STARTING,
+    budget: float = inf,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[Job, Verdict]]:
-    """The verdict of every job, as it is found. Never raises for what a kernel does, nor where no process can
-    be started: those jobs stay untried."""
-    left = list(jobs)
+    """The verdict of every job, as it is found; after `budget` seconds the others stay untried. Never raises
+    for what a kernel does, nor where no process can be started: those jobs stay untried, too."""
+    left, end = list(jobs), monotonic() + budget
     while left:
         done, verdict = 0, Verdict("untried")
         for job, verdict in _one_process(left, effort or Effort(), silence, starting):
@@ -73,6 +76,9 @@ def tried(
             yield job, verdict
             if progress is not None:
                 progress(len(jobs) - len(left) + done, len(jobs))
+            if monotonic() > end:
+                yield from ((each, Verdict("untried", OUT_OF_TIME)) for each in left[done:])
+                return
         if done == len(left):
             return
         last = left[done - 1]
