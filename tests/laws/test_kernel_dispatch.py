@@ -21,6 +21,7 @@ import mlx_dspark
 from mlx_dspark.cli.main import run
 from mlx_dspark.contracts import Logits
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.events import Committed, RoundReport
@@ -681,10 +682,17 @@ def test_a_prompt_sends_one_row_through_the_vocabulary_head() -> None:
     list(engine.stream(GenerateRequest(tuple(range(5, 45)), 3)))
     assert set(rows_seen) == {1}
     assert len(rows_seen) == 3
+    rows_seen.clear()
+    with Scheduler(target, None, max_rows=3, prefill_chunk=16) as several:
+        streams = [several.submit(GenerateRequest(tuple(range(5, 5 + n)), 4)) for n in (40, 9, 33)]
+        assert all(list(stream) for stream in streams)
+    assert max(rows_seen) <= 3
+    assert sum(rows_seen) <= 3 * 4 + 3
+    rows_seen.clear()
     rows = target.new_rows(1)
     with rows.transaction(8):
         assert target.forward(mx.arange(8)[None], rows, logits=Logits.NONE).logits is None
-    assert len(rows_seen) == 3
+    assert rows_seen == []
 
 
 def test_a_real_trial_of_a_placed_kernel_runs_in_its_own_process(tmp_path: Path) -> None:
@@ -806,6 +814,19 @@ def test_a_loaded_model_runs_on_its_kernels_and_says_so(
     assert "kernels: doubled" in shown.err
     assert run([*line, "--json", "--no-small-m"]) == 0
     assert json.loads(capsys.readouterr().out)["kernels"] == []
+
+
+def test_kernels_that_a_check_of_the_model_fails_with_are_switched_off(
+    as_metal: Probed, kernel: Doubled, packed: Path
+) -> None:
+    with mlx_dspark.load(packed, cpu_weights="stock", small_m=False) as session:
+        wanted = session.generate("the same words", max_new_tokens=8).text
+    kernel.adding = 3.0
+    with mlx_dspark.load(packed, cpu_weights="stock", max_batch=2) as session:
+        assert session.live_kernels == []
+        assert session.kernels is not None
+        assert session.kernels.board.off == {"doubled": "a check of the model failed with it"}
+        assert session.generate("the same words", max_new_tokens=8).text == wanted
 
 
 def test_a_server_tells_the_kernels_of_its_model(as_metal: Probed, packed: Path) -> None:
