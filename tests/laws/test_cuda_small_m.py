@@ -151,7 +151,7 @@ def test_launches_fit_and_add_in_one_order_for_every_number_of_rows(
     for rows in range(1, 17):
         found = ways(shape, rows)
         assert found[-1] == LAST
-        orders |= {each.warps for each in found[:-1]}
+        orders |= {each.order for each in found[:-1]}
         for each in found:
             assert each.resident * (each.shared_bytes(shape, -(-rows // 8)) + 1024) <= SHARED
             assert each.threads <= 1024

@@ -38,6 +38,11 @@ class Geometry(NamedTuple):
     hold: bool = False
 
     @property
+    def order(self) -> tuple[int, int]:
+        """What decides in which order a row is summed."""
+        return self.warps, self.span
+
+    @property
     def threads(self) -> int:
         return 32 * self.warps
 

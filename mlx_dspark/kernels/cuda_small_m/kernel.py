@@ -34,7 +34,7 @@ def product(x: mx.array, source: Source, geometry: Geometry, factory: Factory | 
     """[.., inputs] -> [.., outputs] in the type of x, not evaluated, for up to 16 rows in all.
 
     Each weight is read once whatever the rows, and a row's result has the same bits in any company, as long
-    as `geometry.warps` is the same. Rows of x and of the weights must begin at multiples of 16 bytes.
+    as `geometry.order` is the same. Rows of x and of the weights must begin at multiples of 16 bytes.
     """
     *leading, inputs = x.shape
     form = (source.bits, source.group_size, (x.size // inputs + 7) // 8, False)
