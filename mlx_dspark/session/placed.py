@@ -52,7 +52,10 @@ def place_in_drafter(
     if layers is None or layers.one_kernel:
         return
     offer = Offer(
-        wanted_kernels(settings), default_cache_dir(), lambda words, part: report(LoadProgress(words, part))
+        wanted_kernels(settings),
+        default_cache_dir(),
+        lambda words, part: report(LoadProgress(words, part)),
+        back_end=live.back_end,
     )
     offer.place(layers.model)
     live.join(offer.live)

@@ -3,6 +3,8 @@ elsewhere, and nothing that a kernel does keeps a model from loading or reaches 
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 import mlx_dspark
+from mlx_dspark.cli.main import run
 from mlx_dspark.contracts import Logits
 from mlx_dspark.engine.engine import Engine
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
@@ -24,12 +27,20 @@ from mlx_dspark.foundation.events import Committed, RoundReport
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.dispatch import kernel_set
+from mlx_dspark.kernels.framework import offer as offers
 from mlx_dspark.kernels.framework import trial
-from mlx_dspark.kernels.framework.kernel import AttentionShape, Case
+from mlx_dspark.kernels.framework.kernel import (
+    AttentionKernel,
+    AttentionShape,
+    Case,
+    Checked,
+    ExpertsKernel,
+    MatrixKernel,
+)
 from mlx_dspark.kernels.framework.live import LiveKernels
 from mlx_dspark.kernels.framework.offer import Offer, Wanted
 from mlx_dspark.kernels.framework.plan import Admitted, Switchboard
-from mlx_dspark.kernels.framework.probe import Effort, judge
+from mlx_dspark.kernels.framework.probe import Effort, judge, largest_error
 from mlx_dspark.kernels.framework.registry import ENTRIES, Entry, back_end_here, entries_of
 from mlx_dspark.kernels.framework.shapes import MatrixShape
 from mlx_dspark.kernels.framework.store import FILE
@@ -37,14 +48,19 @@ from mlx_dspark.kernels.framework.trial import Job
 from mlx_dspark.kernels.framework.verdict import Verdict
 from mlx_dspark.kernels.framework.watch import SLOW_ROUNDS, SlowRounds
 from mlx_dspark.kernels.gpu_modules import KernelLinear, KernelSwitchLinear
+from mlx_dspark.kernels.metal_attention.cases import MetalAttention
+from mlx_dspark.kernels.metal_small_m.kernel import MetalSmallM
 from mlx_dspark.kernels.wide_gemm.kernel import WideExperts, WideGemm
 from mlx_dspark.session.placed import watched
 from mlx_dspark.targets.dense.target import DenseTarget
 from mlx_dspark.targets.load import target_of
+from tests import metal_shim as shim
 from tests import scripted_kernels
+from tests.admin_server import admin_server, load
 from tests.fakes import stock_greedy
 from tests.scripted_kernels import Attending, Doubled
-from tests.tiny import save_tiny, tiny_config, tiny_llama, tiny_qwen3
+from tests.tiny import save_tiny, tiny_config, tiny_llama, tiny_model, tiny_qwen3
+from tests.tiny_drafters import save_tiny_dspark
 
 ENTRY = Entry("doubled", ("metal",), "tests.scripted_kernels:current", "small_m", unproven=("M5",))
 ATTENDING = Entry("attending", ("metal",), "tests.scripted_kernels:current", "multirow_attn")
@@ -91,6 +107,10 @@ def quantized(seed: int = 0, bits: int = 4) -> nn.Module:
     return model
 
 
+def entry_of(name: str) -> Entry:
+    return next(entry for entry in ENTRIES if entry.name == name)
+
+
 def offered(
     model: nn.Module,
     folder: Path,
@@ -118,7 +138,9 @@ def test_a_module_asks_the_kernel_for_the_rows_it_serves_and_mlx_for_others(
 ) -> None:
     kernel.adding = 1.0
     holder = nn.Sequential(nn.QuantizedLinear(64, 96, bias=bias, group_size=32, bits=4))
-    stock = holder.layers[0]
+    stock: Any = holder.layers[0]
+    if bias:
+        stock.bias = mx.random.normal((96,))
     offered(holder, tmp_path, Probed(4, 8))
     placed = holder.layers[0]
     assert type(placed) is KernelLinear
@@ -201,6 +223,10 @@ def test_new_weights_are_the_kernel_s_too(kernel: Doubled, tmp_path: Path) -> No
     model.update(other.parameters())
     assert mx.allclose(model(tokens), other(tokens), rtol=1e-5, atol=1e-5)
     assert 4 in kernel.rows
+    module, x = linear(model), mx.random.normal((4, linear(model).source().inputs))
+    before = module(x)
+    module.weight = module.weight + 1
+    assert not mx.allclose(module(x), before, rtol=1e-3, atol=1e-3)
 
 
 def test_a_tied_head_is_served(kernel: Doubled, tmp_path: Path) -> None:
@@ -321,13 +347,65 @@ def test_a_kernel_that_is_asked_for_on_a_cpu_is_refused(name: str, tmp_path: Pat
         assert session.live_kernels == []
 
 
-def test_every_registered_kernel_can_be_made_and_knows_its_name() -> None:
+def test_no_registered_kernel_is_for_the_cpu() -> None:
     assert back_end_here() == "cpu"
     assert entries_of("cpu") == []
     assert len({entry.name for entry in ENTRIES}) == len(ENTRIES)
-    for entry in ENTRIES:
-        assert entry.kernel().name == entry.name
-        assert entry.kernel().back_end in (*entry.back_ends, "any")
+
+
+def case_of(kernel: Any) -> Case:
+    """A small one that it takes."""
+    if isinstance(kernel, AttentionKernel):
+        shape = AttentionShape(8, 2, 64, mx.float16, kernel.lengths[0])
+        assert kernel.refusal(shape) is None
+        return kernel.case(shape, kernel.widths[1])
+    experts = 4 if isinstance(kernel, ExpertsKernel) else 0
+    matrix = MatrixShape(256, 512, 4, 64, mx.float16, experts)
+    assert kernel.refusal(matrix.outline(), mx.float16) is None
+    assert kernel.refusal(MatrixShape(256, 512, 4, 64, mx.float32, experts).outline(), mx.float16)
+    return kernel.case(matrix.outline(), mx.float16, kernel.widths[1])
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_registered_kernel_keeps_the_contract(entry: Entry) -> None:
+    kernel = entry.kernel()
+    assert kernel.name == entry.name
+    assert kernel.back_end in (*entry.back_ends, "any")
+    assert isinstance(kernel, MatrixKernel) is not isinstance(kernel, AttentionKernel)
+    assert isinstance(kernel, MatrixKernel | AttentionKernel)
+    assert sorted(set(kernel.widths)) == list(kernel.widths)
+    case = case_of(kernel)
+    geometries = kernel.geometries(case)
+    assert len({repr(each) for each in geometries}) == len(geometries) > 0
+    inputs, again, other = (kernel.draw(case, seed) for seed in (0, 0, 1))
+    wanted = kernel.reference(inputs)
+    assert wanted.dtype == np.float32
+    assert np.array_equal(kernel.reference(again), wanted)
+    assert not np.array_equal(kernel.reference(other), wanted)
+    assert 0 < kernel.tolerance(case) <= 2.0**-7
+    if not isinstance(kernel, ExpertsKernel):  # MLX gathers in float32 only, on the CPU
+        stock = np.array(kernel.stock(inputs).astype(mx.float32))
+        assert largest_error(stock, wanted) < 0.03
+    checked = kernel.check_cases() if isinstance(kernel, Checked) else []
+    assert all(kernel.geometries(each) for each in checked)
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_registered_kernel_is_placed_where_it_was_admitted(entry: Entry, tmp_path: Path) -> None:
+    kernel: Any = entry.kernel()
+    probe = Probed(*kernel.widths, geometry=repr(kernel.geometries(case_of(kernel))[0]))
+    offer = Offer(Wanted(), tmp_path, back_end=entry.back_ends[0], device="M2", entries=[entry], probe=probe)
+    if isinstance(kernel, AttentionKernel):
+        assert offer.attention([AttentionShape(8, 2, 64, mx.float16, 2)], 1 << 16) is not None
+    else:
+        stock: Any = nn.QuantizedLinear(512, 256, group_size=64, bits=4)
+        if isinstance(kernel, ExpertsKernel):
+            stock = QuantizedSwitchLinear(512, 256, 4, group_size=64, bits=4)
+        holder = nn.Sequential(stock)
+        holder.set_dtype(mx.float16)
+        offer.place(holder)
+        assert type(holder.layers[0]) is not type(stock)
+    assert [state.name for state in offer.live.live] == [entry.name]
 
 
 # two models ---------------------------------------------------------------------------------------
@@ -552,7 +630,7 @@ def test_experts_are_served_where_rows_are_sorted_and_as_before_elsewhere(bias: 
     if bias:
         stock.bias = mx.random.normal((4, 96))
     holder = nn.Sequential(stock)
-    entry = Entry("wide-gemm-experts", ("metal",), ENTRIES[1].made_by, "wide_gemm")
+    entry = Entry("wide-gemm-experts", ("metal",), entry_of("wide-gemm-experts").made_by, "wide_gemm")
     live = offered(holder, tmp_path, Probed(64, 128, geometry="('whole',)"), entry=entry)
     placed = holder.layers[0]
     assert isinstance(placed, KernelSwitchLinear)
@@ -610,7 +688,7 @@ def test_a_real_trial_of_a_placed_kernel_runs_in_its_own_process(tmp_path: Path)
     """The whole way, on the CPU: cases of a model, tried in a process, remembered, placed."""
     model, wanted = quantized(), quantized()
     quick = Effort(draws=1, races=5, seconds=0.05, launches=1, sustained=0.01)
-    entry = Entry("wide-gemm", ("metal",), ENTRIES[0].made_by, "wide_gemm")
+    entry = Entry("wide-gemm", ("metal",), entry_of("wide-gemm").made_by, "wide_gemm")
     asked: list[int] = []
 
     def probe(jobs: Sequence[Job], *, progress: Any = None) -> Iterator[tuple[Job, Verdict]]:
@@ -627,3 +705,135 @@ def test_a_real_trial_of_a_placed_kernel_runs_in_its_own_process(tmp_path: Path)
     assert states <= {"live", "slower", "wrong"}
     tokens = mx.arange(64)[None]
     assert mx.allclose(model(tokens), wanted(tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_runs_on_the_metal_kernels_that_were_admitted(tmp_path: Path) -> None:
+    """The whole way with the kernels' own source, in the shim: a few rows, and a few more, go through both
+    kernels in every layer, and come out as in float32."""
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 160}
+    config = tiny_config("llama", **sizes, head_dim=64)
+    model = tiny_model(config)
+    nn.quantize(model, 32, 4)
+    model.set_dtype(mx.float16)
+    exact = copy.deepcopy(model)
+    exact.set_dtype(mx.float32)
+    wanted = floats(logits_of(target_of(exact, config), 4, 4))
+
+    def placed(factory: Any) -> mx.array:
+        scripted_kernels.MADE.update(
+            kernel=MetalSmallM(factory), second=MetalAttention(factory, lengths=(4,))
+        )
+        entries = [
+            replace(entry_of("metal-small-m"), made_by="tests.scripted_kernels:current"),
+            replace(entry_of("metal-attention"), made_by="tests.scripted_kernels:second"),
+        ]
+        probe = FirstGeometry(2, 3, 4)
+        offer = Offer(Wanted(), tmp_path, back_end="metal", device="M2", entries=entries, probe=probe)
+        offer.place(model)
+        target = target_of(model, config)
+        attention = offer.attention(target.attended(), 64)
+        assert attention is not None
+        target.attend_by(attention)
+        assert [state.name for state in offer.live.live] == ["metal-small-m", "metal-attention"]
+        return logits_of(target, 4, 4)
+
+    ran = shim.run(placed, "random")
+    scripted_kernels.MADE.clear()
+    layers = config["num_hidden_layers"]
+    names = [each.launch.name for each in ran.launches][-2 * (8 * layers + 1) :]
+    assert sum("small_m" in name for name in names) == 2 * (7 * layers + 1)
+    assert sum("few_queries" in name for name in names) == 2 * layers
+    assert largest_error(floats(ran.value), wanted) < 0.008
+
+
+def floats(array: mx.array) -> Any:
+    return np.array(array.astype(mx.float32))
+
+
+class FirstGeometry(Probed):
+    """Says that a kernel is live in its first geometry."""
+
+    def __call__(self, jobs: Sequence[Job], *, progress: Any = None) -> Iterator[tuple[Job, Verdict]]:
+        for job in jobs:
+            geometry = repr(trial.made(job.made_by).geometries(job.case)[0])
+            state: Any = "live" if job.case.width in self.widths else "slower"
+            yield job, Verdict(state, "", geometry, 1.0, 2.0)
+
+
+# the whole way from settings to status ------------------------------------------------------------
+
+
+@pytest.fixture
+def as_metal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Doubled) -> Probed:
+    """This machine passes for a Mac whose one kernel is `doubled`."""
+    probe = Probed(2, 4, 8)
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path / "cache"))
+    for name, value in (("back_end_here", lambda: "metal"), ("ENTRIES", (ENTRY,)), ("tried", probe)):
+        monkeypatch.setattr(offers, name, value)
+    return probe
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("packed") / "model", bits=4)
+
+
+def test_a_loaded_model_runs_on_its_kernels_and_says_so(
+    as_metal: Probed, kernel: Doubled, packed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompt = "the same words the same words the same"
+    with mlx_dspark.load(packed, cpu_weights="stock", small_m=False) as session:
+        assert session.live_kernels == []
+        wanted = session.generate(prompt, max_new_tokens=24).text
+    assert (kernel.rows, as_metal.asked) == ([], [])
+    told: list[str] = []
+    with mlx_dspark.load(
+        packed, cpu_weights="stock", progress=lambda step: told.append(step.message)
+    ) as session:
+        assert session.live_kernels == ["doubled"]
+        assert session.generate(prompt, max_new_tokens=24).text == wanted
+    assert kernel.rows
+    assert f"{offers.TRYING}: doubled" in told
+    line = ["--model", str(packed), "--cpu-weights", "stock", "--prompt", prompt, "--max-new-tokens", "8"]
+    assert run([*line, "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["kernels"] == ["doubled"]
+    assert "kernels: doubled" in shown.err
+    assert run([*line, "--json", "--no-small-m"]) == 0
+    assert json.loads(capsys.readouterr().out)["kernels"] == []
+
+
+def test_a_server_tells_the_kernels_of_its_model(as_metal: Probed, packed: Path) -> None:
+    with admin_server() as (client, swap):
+        assert load(client, packed, cpu_weights="stock", mode="lookup").status_code == 200
+        model = swap.host.model
+        assert model is not None
+        assert client.get("/health").json()["kernels"] == ["doubled"]
+        (known,) = client.get("/machine").json()["model"]["kernels"]
+        assert (known["name"], known["live"], known["why_off"]) == ("doubled", True, "")
+        assert {case["width"] for case in known["cases"]} == {2, 4, 8}
+        live = model.session.kernels
+        assert live is not None
+        live.switch_off("a round took 105 s")
+        assert client.get("/health").json()["kernels"] == []
+        (known,) = client.get("/machine").json()["model"]["kernels"]
+        assert (known["live"], known["why_off"]) == (False, "a round took 105 s")
+
+
+@pytest.mark.parametrize("who", ["drafter", "draft_model"])
+def test_what_drafts_has_kernels_too_and_is_switched_off_with_its_target(
+    who: str, as_metal: Probed, kernel: Doubled, packed: Path, tmp_path: Path
+) -> None:
+    drafting = (
+        save_tiny_dspark(tmp_path / "d") if who == "drafter" else save_tiny(tmp_path / "d", seed=2, bits=4)
+    )
+    options: Any = {who: drafting, **({"drafter_bits": 4} if who == "drafter" else {})}
+    with mlx_dspark.load(packed, cpu_weights="stock", **options) as session:
+        live = session.kernels
+        assert live is not None
+        assert session.live_kernels == ["doubled"]
+        session.generate("the same words", max_new_tokens=8)
+        live.switch_off("slow")
+        kernel.rows.clear()
+        session.generate("the same words", max_new_tokens=8)
+        assert kernel.rows == []

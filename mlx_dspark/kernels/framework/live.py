@@ -9,6 +9,7 @@ from typing import Any
 
 from mlx_dspark.kernels.framework.kernel import Case
 from mlx_dspark.kernels.framework.plan import Switchboard
+from mlx_dspark.kernels.framework.registry import BackEnd
 from mlx_dspark.kernels.framework.verdict import Verdict
 
 _SERVING = ("live",)
@@ -43,7 +44,7 @@ class KernelState:
 class LiveKernels:
     """The kernels of one loaded model. `board` has those that were switched off since."""
 
-    back_end: str
+    back_end: BackEnd
     board: Switchboard = field(default_factory=Switchboard)
     states: list[KernelState] = field(default_factory=list)
 

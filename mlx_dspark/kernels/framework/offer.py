@@ -65,22 +65,27 @@ class Wanted:
 
 @dataclass
 class Offer:
-    """What is offered to one model. `live` tells what came of it."""
+    """What is offered to one model; `live` tells what came of it.
+
+    `telling` is told what is going on; `back_end`, `device`, `entries` and `probe` are, where they are not
+    given, those of this machine and of the registry, and `tried`.
+    """
 
     wanted: Wanted
     cache_dir: Path
     telling: Telling | None = None
-    back_end: BackEnd = field(default_factory=back_end_here)
+    back_end: BackEnd | None = None
     device: str = field(default_factory=device_name)
-    entries: Sequence[Entry] = ENTRIES
-    probe: Prober = tried
+    entries: Sequence[Entry] | None = None
+    probe: Prober | None = None
 
     def __post_init__(self) -> None:
-        self.live = LiveKernels(self.back_end)
-        if self.back_end == "cpu":
+        back_end = self.back_end or back_end_here()
+        self.live = LiveKernels(back_end)
+        if back_end == "cpu":
             self.wanted.refuse_where_none("the CPU")
         self._store = VerdictStore(self.cache_dir)
-        self._offered = entries_of(self.back_end, self.entries)
+        self._offered = entries_of(back_end, ENTRIES if self.entries is None else self.entries)
 
     # matrices ------------------------------------------------------------------------------------
 
@@ -238,7 +243,8 @@ class Offer:
 
         progress(0, len(cases))
         found: Verdicts = {}
-        for job, verdict in self.probe([Job(entry.made_by, case) for case in cases], progress=progress):
+        probe = self.probe or tried
+        for job, verdict in probe([Job(entry.made_by, case) for case in cases], progress=progress):
             found[job.case] = verdict
         told = {case: verdict for case, verdict in found.items() if verdict.state != "untried"}
         obstacle = self._store.remember(kernel, told) if told else ""

@@ -40,6 +40,14 @@ class Entry:
 
 
 ENTRIES: tuple[Entry, ...] = (
+    Entry("metal-small-m", ("metal",), _KERNELS + "metal_small_m.kernel:kernel", "small_m", ("M5",)),
+    Entry(
+        "metal-attention",
+        ("metal",),
+        _KERNELS + "metal_attention.cases:MetalAttention",
+        "multirow_attn",
+        ("M5",),
+    ),
     Entry("cuda-small-m", ("cuda",), _KERNELS + "cuda_small_m.kernel:kernel", "small_m"),
     Entry("cuda-small-m-experts", ("cuda",), _KERNELS + "cuda_small_m.experts:kernel", "small_m"),
     Entry("wide-gemm", ("metal", "cuda"), _KERNELS + "wide_gemm.kernel:kernel", "wide_gemm"),
