@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -23,90 +23,95 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mlx_dspark.kernels.cuda_small_m import reference
-from mlx_dspark.kernels.cuda_small_m.cases import Shape
+from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
-from mlx_dspark.kernels.cuda_small_m.kernel import Inputs, product
+from mlx_dspark.kernels.cuda_small_m.kernel import CudaSmallM, Inputs, product
+from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product
 
-MATRICES = ((12288, 4096), (4096, 12288), (4096, 4096), (6144, 4096), (151936, 4096))
+MATRICES = ((12288, 4096), (4096, 12288), (151936, 4096), (4096, 4096))
 SMALL = ((576, 576), (1536, 576), (576, 1536), (49152, 576))
 CACHE = 50e6
 CHECKED = 1024
 SHOWN = 6
+PRODUCTS = 4
 TRIALS = 5
 
 OFFERED: dict[int, Sequence[Geometry]] = {
     4: (
-        Geometry(2, 8, 3, 3),
-        Geometry(2, 8, 3, 2),
-        Geometry(2, 8, 3, 2, steady=False),
-        Geometry(1, 8, 3, 3),
-        Geometry(2, 16, 3, 1),
-        Geometry(4, 8, 3, 1),
-        Geometry(4, 4, 3, 2),
-        Geometry(2, 16, 3, 1, hold=True),
-        Geometry(1, 16, 3, 1, hold=True),
-        Geometry(2, 8, 3, 2, hold=True),
-        Geometry(2, 8, 3, 1, hold=True),
+        Geometry(2, 8, 2, 4, 1, hold=True),
+        Geometry(1, 8, 2, 4, 1, hold=True),
+        Geometry(2, 8, 3, 2, 1, hold=True),
+        Geometry(1, 8, 2, 4, 2),
+        Geometry(1, 8, 3, 2, 2),
+        Geometry(2, 8, 2, 4, 1),
+        Geometry(2, 8, 2, 2, 2),
+        Geometry(4, 8, 2, 2, 1),
+        Geometry(1, 16, 2, 2, 1, hold=True),
+        Geometry(2, 16, 2, 2, 1),
     ),
     8: (
-        Geometry(1, 8, 3, 3),
-        Geometry(1, 8, 3, 2),
-        Geometry(1, 8, 3, 3, steady=False),
-        Geometry(2, 8, 2, 2),
-        Geometry(2, 8, 3, 1),
-        Geometry(1, 16, 3, 1),
-        Geometry(4, 4, 2, 2),
-        Geometry(1, 16, 2, 1, hold=True),
-        Geometry(2, 8, 3, 1, hold=True),
-        Geometry(1, 8, 4, 1, hold=True),
+        Geometry(1, 8, 3, 2, 1, hold=True),
+        Geometry(1, 8, 2, 2, 1, hold=True),
+        Geometry(2, 8, 3, 1, 1, hold=True),
+        Geometry(1, 8, 2, 2, 2),
+        Geometry(2, 8, 2, 1, 2),
+        Geometry(2, 8, 2, 2, 1),
+        Geometry(4, 8, 2, 1, 1),
     ),
 }
 
 
 @dataclass(frozen=True)
 class Copies:
-    """One matrix many times over, and rows to multiply."""
+    """One matrix many times over."""
 
-    shape: Shape
-    held: list[tuple[mx.array, mx.array, mx.array]]
+    shape: MatrixShape
+    held: list[Source]
 
     @classmethod
-    def drawn(cls, shape: Shape, launches: int) -> Copies:
-        number = int(max(2, min(launches, 1 + 6 * CACHE // shape.nbytes)))
-        held = []
-        for i in range(number):
-            dense = mx.random.normal((shape.outputs, shape.inputs), key=mx.random.key(i)) * shape.inputs**-0.5
-            held.append(mx.quantize(dense.astype(shape.dtype), group_size=shape.group, bits=shape.bits))
-            mx.eval(held[-1])
-        return cls(shape, held)
+    def drawn(cls, shape: MatrixShape, launches: int) -> Copies:
+        number = int(max(2, min(launches, 1 + 6 * CACHE // nbytes(shape))))
+        return cls(shape, [shape.draw(seed) for seed in range(number)])
 
     def inputs(self, x: mx.array, number: int) -> Inputs:
-        weight, scales, biases = self.held[number % len(self.held)]
-        return Inputs(x, weight, scales, biases, self.shape.group, self.shape.bits)
+        return Inputs(x, self.held[number % len(self.held)])
+
+
+def nbytes(shape: MatrixShape) -> int:
+    """What a product reads of the matrix: codes, scales and biases."""
+    return shape.outputs * (shape.inputs * shape.bits // 8 + shape.inputs // shape.group_size * 4)
 
 
 Step = tuple[Copies, Callable[[Inputs], mx.array]]
 
 
-def rows_of(shape: Shape, width: int) -> mx.array:
-    return mx.random.normal((width, shape.inputs), key=mx.random.key(width)).astype(shape.dtype)
+stock = CudaSmallM().stock
 
 
-def stock(inputs: Inputs) -> mx.array:
-    x, weight, scales, biases, group, bits = inputs
-    return mx.quantized_matmul(x, weight, scales, biases, transpose=True, group_size=group, bits=bits)
+class Head:
+    """Work that keeps the device busy while what follows is encoded, so that the host is not measured."""
+
+    def __init__(self) -> None:
+        self._matrix = mx.zeros((8192, 8192), mx.bfloat16)
+        mx.eval(self._matrix)
+
+    def before(self, x: mx.array) -> mx.array:
+        """`x`, after some milliseconds of other work."""
+        made = self._matrix
+        for _ in range(PRODUCTS):
+            made = made @ self._matrix
+        return x + made[0, 0]
 
 
-def chain_us(steps: Sequence[Step], width: int, times: int) -> float:
-    """Microseconds of the steps one after another, each on the beginning of what the last one made."""
-    start = rows_of(steps[0][0].shape, width)
-    mx.eval(start)
+def chain_us(head: Head, steps: Sequence[Step], width: int, times: int) -> float:
+    """Microseconds of the steps one after another on the device, each on the beginning of what the last one
+    made."""
+    start = steps[0][0].shape.draw_rows(width, width)
     found = []
     for _ in range(TRIALS):
-        mx.synchronize()
-        started = perf_counter()
-        now = start
+        first = head.before(start)
+        alone = seconds(first, first)
+        now = first = head.before(start)
         for i in range(times):
             for copies, call in steps:
                 inputs = copies.shape.inputs
@@ -116,30 +121,40 @@ def chain_us(steps: Sequence[Step], width: int, times: int) -> float:
                     else now.reshape(-1)[: width * inputs].reshape(width, inputs)
                 )
                 now = call(copies.inputs(x, i))
-        mx.eval(now)
-        mx.synchronize()
-        found.append((perf_counter() - started) / times)
-    return min(found) * 1e6
+        found.append((seconds(first, now) - alone) / times)
+    return median(found) * 1e6
+
+
+def seconds(first: mx.array, last: mx.array) -> float:
+    """Until `last` is there; the device begins with `first` before the rest is encoded."""
+    mx.synchronize()
+    started = perf_counter()
+    mx.async_eval(first)
+    mx.eval(last)
+    mx.synchronize()
+    return perf_counter() - started
 
 
 class Chain:
     """Times launches of one matrix that depend on each other. A matrix with fewer outputs than inputs takes
     turns with its transposed shape, whose own time is taken off."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.times = 20 if shape.nbytes > 2e8 else 60
+    def __init__(self, shape: MatrixShape, head: Head) -> None:
+        self._head = head
+        self.times = 20 if nbytes(shape) > 2e8 else 50
         self.copies = Copies.drawn(shape, self.times)
         self._before: list[Step] = []
         if shape.outputs < shape.inputs:
-            other = Shape(shape.inputs, shape.outputs, shape.bits, shape.group, shape.dtype)
+            other = replace(shape, outputs=shape.inputs, inputs=shape.outputs)
             geometry = ways(other, 16)[0]
-            self._before = [(Copies.drawn(other, self.times), lambda inputs: product(inputs, geometry))]
+            self._before = [(Copies.drawn(other, self.times), lambda inputs: product(*inputs, geometry))]
 
     def us(self, call: Callable[[Inputs], mx.array], width: int) -> float:
         steps = [*self._before, (self.copies, call)]
-        chain_us(steps, width, 3)
-        whole = chain_us(steps, width, self.times)
-        return whole - chain_us(self._before, width, self.times) if self._before else whole
+        chain_us(self._head, steps, width, 3)
+        whole = chain_us(self._head, steps, width, self.times)
+        before = chain_us(self._head, self._before, width, self.times) if self._before else 0.0
+        return whole - before
 
 
 def copy_bandwidth() -> float:
@@ -158,9 +173,12 @@ def copy_bandwidth() -> float:
 
 def wanted(copies: Copies, x: mx.array) -> NDArray[np.float32]:
     """The last CHECKED outputs of the first copy in float32."""
-    _, weight, scales, biases, group, bits = copies.inputs(x, 0)
-    weight, scales, biases = (mx.contiguous(each[-CHECKED:]) for each in (weight, scales, biases))
-    return reference.product(x, weight, scales, biases, group, bits)
+    source = copies.held[0]
+    assert source.scales is not None
+    assert source.biases is not None
+    weight, scales, biases = (each[-CHECKED:] for each in (source.weight, source.scales, source.biases))
+    last = replace(source, outputs=weight.shape[0], weight=weight, scales=scales, biases=biases)
+    return exact_product(x, last)
 
 
 def error(got: mx.array, expected: NDArray[np.float32]) -> float:
@@ -170,23 +188,23 @@ def error(got: mx.array, expected: NDArray[np.float32]) -> float:
 
 
 def measure(
-    shape: Shape, widths: Sequence[int], offered: Sequence[Geometry], copy: float
+    shape: MatrixShape, widths: Sequence[int], offered: Sequence[Geometry], copy: float, head: Head
 ) -> list[dict[str, Any]]:
-    chain = Chain(shape)
+    chain = Chain(shape, head)
     rows = []
     for width in widths:
-        x = rows_of(shape, width)
+        x = shape.draw_rows(width, width)
         expected = wanted(chain.copies, x)
         row: dict[str, Any] = {"shape": str(shape), "width": width, "stock_us": chain.us(stock, width)}
-        row["floor_us"] = shape.nbytes / copy * 1e6
+        row["floor_us"] = nbytes(shape) / copy * 1e6
         row["ours_us"], row["error"] = {}, {}
         for geometry in offered:
-            if not geometry.fits(shape.bits, shape.inputs, -(-width // 8)):
+            if not geometry.fits(shape, -(-width // 8)):
                 continue
             name = label(geometry)
             try:
-                row["error"][name] = error(product(chain.copies.inputs(x, 0), geometry), expected)
-                call: Callable[[Inputs], mx.array] = lambda i, g=geometry: product(i, g)  # noqa: E731
+                row["error"][name] = error(product(*chain.copies.inputs(x, 0), geometry), expected)
+                call: Callable[[Inputs], mx.array] = lambda i, g=geometry: product(*i, g)  # noqa: E731
                 row["ours_us"][name] = chain.us(call, width)
             except (RuntimeError, ValueError) as problem:
                 row["error"][name] = float("inf")
@@ -197,7 +215,7 @@ def measure(
 
 
 def label(geometry: Geometry) -> str:
-    form = (geometry.tiles, geometry.warps, geometry.stages, geometry.resident)
+    form = geometry[:5]
     return ".".join(map(str, form)) + ("" if geometry.steady else "n") + ("h" if geometry.hold else "")
 
 
@@ -222,11 +240,18 @@ def line(row: dict[str, Any]) -> str:
 
 def forward(bits: int, widths: Sequence[int], context: int) -> list[dict[str, Any]]:
     """Milliseconds of a Qwen3-8B shape's forward, by MLX alone and with this kernel in its linear layers."""
+    import mlx.nn as nn
     from mlx_lm.models.cache import make_prompt_cache
 
-    from benchmarks.shapes import target_of_shape
+    from benchmarks.shapes import GROUP, SHAPES
+    from mlx_dspark.compat.mlx_lm_models import empty_model
 
-    model: Any = target_of_shape("qwen3-8b", bits=bits).model
+    model: Any = empty_model(SHAPES["qwen3-8b"])
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, group_size=GROUP, bits=bits)
+    for part in (*model.layers, model):
+        mx.eval(part.parameters())
+        mx.clear_cache()
     cache: list[Any] = make_prompt_cache(model)
     mx.eval(model(mx.ones((1, context), mx.int32), cache=cache))
     rows = []
@@ -262,14 +287,15 @@ def replace_linears(model: Any) -> None:
     class Product(nn.Module):
         def __init__(self, held: nn.QuantizedLinear) -> None:
             super().__init__()
-            self._matrix = (held["weight"], held["scales"], held["biases"], held.group_size, held.bits)
-            weight = held["weight"]
-            inputs = weight.shape[1] * 32 // held.bits
-            shape = Shape(weight.shape[0], inputs, held.bits, held.group_size, held["scales"].dtype)
+            found = Source.of(held)
+            assert found is not None
+            assert found.scales is not None
+            self._source = found
+            shape = MatrixShape.of(found, found.scales.dtype)
             self._ways = {rows: ways(shape, rows)[0] for rows in range(1, 17)}
 
         def __call__(self, x: mx.array) -> mx.array:
-            return product(Inputs(x, *self._matrix), self._ways[x.size // x.shape[-1]])
+            return product(x, self._source, self._ways[x.size // x.shape[-1]])
 
     for name, module in list(model.named_modules()):
         if type(module) is nn.QuantizedLinear:
@@ -286,7 +312,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    copy = copy_bandwidth()
+    copy, head = copy_bandwidth(), Head()
     print(f"copy {copy / 1e12:.2f} TB/s; {mx.device_info()}", flush=True)
     rows: list[dict[str, Any]] = [{"copy": copy}]
 
@@ -297,16 +323,16 @@ def main() -> None:
 
     for bits in options.bits if "products" in options.only else ():
         for outputs, inputs in MATRICES:
-            shape = Shape(outputs, inputs, bits, 64, mx.bfloat16)
-            keep(measure(shape, options.widths, OFFERED[bits], copy))
+            shape = MatrixShape(outputs, inputs, bits, 64, mx.bfloat16)
+            keep(measure(shape, options.widths, OFFERED[bits], copy, head))
             mx.clear_cache()
     for bits in options.bits if "forward" in options.only else ():
         keep(forward(bits, [1, 2, 3, 4, 6, 8, 12, 16], options.context))
         mx.clear_cache()
     if "small" in options.only:
         for outputs, inputs in SMALL:
-            shape = Shape(outputs, inputs, 4, 32, mx.float16)
-            keep(measure(shape, [1, 8], ways(shape, 8), copy))
+            shape = MatrixShape(outputs, inputs, 4, 32, mx.float16)
+            keep(measure(shape, [1, 8], ways(shape, 8), copy, head))
 
 
 if __name__ == "__main__":

@@ -66,8 +66,12 @@ class CpuKernels:
         self, library: ctypes.CDLL, source: str, form: dict[str, Any], call: dict[str, Any]
     ) -> list[mx.array]:
         given: list[NDArray[Any]] = []
+        counted = (ctypes.c_void_p(0), ctypes.c_void_p(0))
         for name, array in zip(form["input_names"], call["inputs"], strict=True):
             given.append(_bits(array))
+            if array.dtype == mx.uint32 and array.ndim > 1:
+                first = given[-1].ctypes.data
+                counted = (ctypes.c_void_p(first), ctypes.c_void_p(first + array.nbytes))
             if f"{name}_shape" in source:
                 given.append(np.array([*array.shape, *[0] * 10][:10], np.int32))
             if f"{name}_ndim" in source:
@@ -76,7 +80,8 @@ class CpuKernels:
         out = np.full(shape, 0xFFFF, np.uint16)
         places = (ctypes.c_void_p * (len(given) + 1))(*(each.ctypes.data for each in (*given, out)))
         threads = call["threadgroup"][0]
-        said = library.run(places, -(-call["grid"][0] // threads), threads, form["shared_memory"])
+        across, down = -(-call["grid"][0] // threads), call["grid"][1]
+        said = library.run(places, across, down, threads, form["shared_memory"], *counted)
         assert said is None, said
         self.pieces, self.most_reads = library.pieces(), library.most_reads()
         return [mx.array(out).view(dtype)]

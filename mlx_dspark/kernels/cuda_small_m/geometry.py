@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mlx_dspark.kernels.cuda_small_m.cases import Shape
+from mlx_dspark.kernels.framework.shapes import MatrixShape
 
 CHUNK = 128
-"""Inputs that a warp takes at once."""
+"""Inputs whose x a warp has in registers at once."""
 
 MULTIPROCESSORS = 132
 """Of a large device: so many times `resident` blocks share out the tiles."""
@@ -21,8 +21,9 @@ class Geometry(NamedTuple):
     """One way to lay the launch out.
 
     tiles     of 16 outputs that a block computes at once
-    warps     of a block: they take chunks of the inputs in turn, and add in their own order at the end
-    stages    of weights that a warp has in shared memory: one in use, the others on their way
+    warps     of a block: they take shares of the inputs in turn, and add in their own order at the end
+    stages    of shares that a warp has in shared memory: one in use, the others on their way
+    span      chunks of 128 inputs in a share
     resident  blocks that a multiprocessor is to hold at once
     steady    a block takes one set of tiles after another; else each set has a block of its own
     hold      x stays in shared memory, for the block's whole life
@@ -31,41 +32,58 @@ class Geometry(NamedTuple):
     tiles: int
     warps: int
     stages: int
+    span: int
     resident: int
     steady: bool = True
     hold: bool = False
 
     @property
+    def order(self) -> tuple[int, int]:
+        """What decides in which order a row is summed."""
+        return self.warps, self.span
+
+    @property
     def threads(self) -> int:
         return 32 * self.warps
 
-    def shared_bytes(self, bits: int, inputs: int, columns: int) -> int:
-        """Of a block, where x has up to 8 * `columns` rows of so many inputs."""
-        stage = 16 * self.tiles * 20 * bits
-        sums = self.tiles * columns * 4 * 128
-        held = columns * 16 * -(-inputs // CHUNK) * CHUNK if self.hold else 0
-        return self.warps * (self.stages * stage + sums) + held
+    def shared_bytes(self, shape: MatrixShape, columns: int) -> int:
+        """Of a block, where x has up to 8 * `columns` rows."""
+        share = CHUNK * self.span
+        codes = 16 * (share * shape.bits // 8 + 4 * shape.bits)
+        parts = 32 * max(4, 2 * share // shape.group_size)
+        sums = columns * 4 * 128
+        held = columns * 16 * -(-shape.inputs // share) * share if self.hold else 0
+        return self.warps * self.tiles * (self.stages * (codes + parts) + sums) + held
 
     def blocks(self, outputs: int) -> int:
         needed = -(-outputs // (16 * self.tiles))
         return min(needed, MULTIPROCESSORS * self.resident) if self.steady else needed
 
-    def fits(self, bits: int, inputs: int, columns: int) -> bool:
-        return self.resident * (self.shared_bytes(bits, inputs, columns) + 1024) <= SHARED
+    def fits(self, shape: MatrixShape, columns: int) -> bool:
+        return self.resident * (self.shared_bytes(shape, columns) + 1024) <= SHARED
 
 
-LAST = Geometry(1, 4, 2, 1)
+LAST = Geometry(1, 4, 2, 1, 1)
 """Takes little of everything: for devices that refuse the others."""
 
 
-def ways(shape: Shape, rows: int) -> Sequence[Geometry]:
+def ways(shape: MatrixShape, rows: int) -> Sequence[Geometry]:
     """Best guess first. All but the last add in one order for every number of rows."""
     columns = -(-rows // 8)
-    chunks = -(-shape.inputs // CHUNK)
-    if chunks <= 8:
-        offered = [Geometry(1, 4, 3, 4), Geometry(1, 4, 2, 2)]
+    if shape.inputs < 2048:
+        offered = [Geometry(1, 4, 3, 1, 4), Geometry(1, 4, 2, 1, 2)]
     elif shape.bits == 4:
-        offered = [Geometry(2, 8, 3, 3 if columns == 1 else 2), Geometry(1, 8, 3, 3), Geometry(2, 8, 3, 1)]
+        offered = [
+            Geometry(2, 8, 2, 4, 1, hold=True),
+            Geometry(1, 8, 2, 4, 1, hold=True),
+            Geometry(2, 8, 2, 4, 1),
+            Geometry(1, 8, 2, 4, 1),
+        ]
     else:
-        offered = [Geometry(1, 8, 3, 3 if columns == 1 else 2), Geometry(2, 8, 2, 2), Geometry(1, 8, 2, 1)]
-    return [each for each in (*offered, LAST) if each.fits(shape.bits, shape.inputs, columns)]
+        offered = [
+            Geometry(1, 8, 3, 2, 1, hold=True),
+            Geometry(1, 8, 2, 2, 1, hold=True),
+            Geometry(1, 8, 2, 2, 2),
+            Geometry(1, 8, 2, 2, 1),
+        ]
+    return [each for each in (*offered, LAST) if each.fits(shape, columns)]

@@ -77,23 +77,4 @@ __device__ __forceinline__ unsigned two_ones<__nv_bfloat16>() {
   return 0x3f803f80u;
 }
 
-// `COUNT` neighbouring halves from number `first` of a row of `total`, as words; zeros beyond the row.
-template <int COUNT>
-__device__ __forceinline__ void neighbours(unsigned* out, const unsigned short* row, int first, int total, bool aligned) {
-  const unsigned short* const from = row + first;
-  if (COUNT == 4 && aligned) {
-    const uint2 two = *reinterpret_cast<const uint2*>(from);
-    out[0] = two.x, out[(COUNT - 1) / 2] = two.y;
-  } else if (COUNT == 2 && aligned) {
-    out[0] = *reinterpret_cast<const unsigned*>(from);
-  } else {
-#pragma unroll
-    for (int i = 0; i < COUNT; i += 2) {
-      const unsigned low = first + i < total ? from[i] : 0;
-      const unsigned high = i + 1 < COUNT && first + i + 1 < total ? from[i + 1] : 0;
-      out[i / 2] = low | high << 16;
-    }
-  }
-}
-
 }  // namespace small_m

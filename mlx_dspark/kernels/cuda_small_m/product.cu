@@ -1,67 +1,91 @@
-  // x [.., K] and y [.., N] of T, weights [N, K * BITS / 32], scales and biases [N, K / GROUP] of T.
+  // x [.., K] and y [.., N] of T, weights [N, K * BITS / 32], scales and biases [N, K / GROUP] of T. Of experts the
+  // last three have a first axis more, and experts [M], rising, says which of them each row of x is for.
   using namespace small_m;
-  constexpr int CHUNK = 128, UNITS = CHUNK / 32, GROUPS = CHUNK / GROUP, EACH = GROUP / 32;
-  constexpr int ROWS = 16 * RT, BYTES = CHUNK * BITS / 8, STRIDE = BYTES + 4 * BITS, PIECES = BYTES / 16;
-  constexpr int STAGE = ROWS * STRIDE, SUMS = RT * NT * 4, PAIRS = (GROUPS + 1) / 2;
+  constexpr int CHUNK = 128, UNITS = CHUNK / 32, GROUPS = CHUNK / GROUP, EACH = GROUP / 32, PAIRS = (GROUPS + 1) / 2;
+  constexpr int SHARE = CHUNK * SPAN, COUNT = SHARE / GROUP, PART = COUNT > 1 ? 2 * COUNT : 4;
+  constexpr int ROWS = 16 * RT, BYTES = SHARE * BITS / 8, STRIDE = BYTES + 4 * BITS, PIECES = BYTES / 16;
+  constexpr int WEIGHTS = ROWS * STRIDE, STAGE = WEIGHTS + RT * 32 * PART, SUMS = RT * NT * 4;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-  const int N = weights_shape[0], K = x_shape[x_ndim - 1];
+  const int N = weights_shape[GATHER], K = x_shape[x_ndim - 1];
   int M = 1;
   for (int i = 0; i < x_ndim - 1; i++) M *= x_shape[i];
   const int groups = K / GROUP, row_bytes = K * BITS / 8;
-  const int chunks = (K + CHUNK - 1) / CHUNK, tiles = (N + ROWS - 1) / ROWS;
+  const int shares = (K + SHARE - 1) / SHARE, tiles = (N + ROWS - 1) / ROWS;
   unsigned char* const ring = arena() + warp * STAGES * STAGE;
   float* const others = reinterpret_cast<float*>(arena() + WARPS * STAGES * STAGE);
   uint4* const held = reinterpret_cast<uint4*>(others + WARPS * SUMS * 32);
 
-  const unsigned char* const weight_bytes = reinterpret_cast<const unsigned char*>(weights);
-  const unsigned short* const parts = reinterpret_cast<const unsigned short*>(lane < 16 ? scales : biases);
-  const bool aligned = groups % GROUPS == 0 && ((size_t)scales | (size_t)biases) % (2 * GROUPS) == 0;
-  const unsigned short* const x_row = reinterpret_cast<const unsigned short*>(x) + (size_t)g * K + 8 * t;
+#if GATHER
+  // A block in y has up to 8 * NT rows of one expert: it goes on only where it has the first of them.
+  const int first = blockIdx.y;
+  const size_t expert = experts[first];
+  int begin = first, end = first + 1;
+  while (begin > 0 && experts[begin - 1] == expert) begin--;
+  if ((first - begin) % (8 * NT)) return;
+  while (end < M && end - first < 8 * NT && experts[end] == expert) end++;
+  M = end - first;
+  const size_t row_before = expert * N;
+#else
+  const int first = 0;
+  const size_t row_before = 0;
+#endif
+  const unsigned short* const x_rows = reinterpret_cast<const unsigned short*>(x) + (size_t)first * K;
+  T* const out = y + (size_t)first * N;
+  const unsigned char* const weight_bytes = reinterpret_cast<const unsigned char*>(weights) + row_before * row_bytes;
+  const unsigned short* const parts = reinterpret_cast<const unsigned short*>(lane < 16 ? scales : biases) + row_before * groups;
+  constexpr int PIECE = PART < 16 ? PART : 16;
+  const bool aligned = COUNT > 1 && ((size_t)scales | (size_t)biases | (size_t)(2 * groups)) % PIECE == 0;
+  const unsigned short* const x_row = x_rows + (size_t)g * K + 8 * t;
 
-  // Copies this warp's share of a tile's weights: 128 of each row.
-  auto copy = [&](int tile, int chunk, int slot) {
-    const int piece = lane % PIECES, byte = chunk * BYTES + piece * 16;
+  // Copies this warp's share of a tile: its weights, and for row i of 16 the scales to place i, the biases to 16 + i.
+  auto copy = [&](int tile, int share, int slot) {
+    unsigned char* const to = ring + slot * STAGE;
+    const int piece = lane % PIECES, byte = share * BYTES + piece * 16, inside = min(byte, row_bytes - 16);
 #pragma unroll
     for (int i = 0; i < ROWS * PIECES / 32; i++) {
       const int row = i * (32 / PIECES) + lane / PIECES, n = tile * ROWS + row;
-      const bool real = n < N && byte < row_bytes;
-      fetch(ring + slot * STAGE + row * STRIDE + piece * 16, weight_bytes + (real ? (size_t)n * row_bytes + byte : 0), real);
+      const unsigned char* const from = weight_bytes + (size_t)min(n, N - 1) * row_bytes + inside;
+      fetch<16>(to + row * STRIDE + piece * 16, from, n < N && byte < row_bytes);
     }
-  };
-  // Lane i has the scales of row i of 16, lane 16 + i the biases.
-  auto load_parts = [&](unsigned (*out)[PAIRS], int tile, int chunk) {
 #pragma unroll
     for (int r = 0; r < RT; r++) {
       const int n = tile * ROWS + 16 * r + (lane & 15);
-      if (n < N && chunk < chunks) {
-        neighbours<GROUPS>(out[r], parts + (size_t)n * groups, chunk * GROUPS, groups, aligned);
-      } else {
+      const unsigned short* const from = parts + (n < N ? (size_t)n * groups : 0);
+      unsigned char* const place = to + WEIGHTS + (r * 32 + lane) * PART;
 #pragma unroll
-        for (int p = 0; p < PAIRS; p++) out[r][p] = 0;
+      for (int i = 0; i < PART / PIECE; i++) {
+        const int group = share * COUNT + i * PIECE / 2;
+        const bool real = n < N && group < groups;
+        if (aligned) {
+          fetch<PIECE>(place + i * PIECE, from + (real ? group : 0), real);
+        } else {
+#pragma unroll
+          for (int e = 0; e < PIECE / 2; e++)
+            reinterpret_cast<unsigned short*>(place)[i * PIECE / 2 + e] =
+                real && e < COUNT && group + e < groups ? from[group + e] : 0;
+        }
       }
     }
   };
 
-  int ahead_tile = blockIdx.x, ahead_chunk = warp, slot = 0;
+  int ahead_tile = blockIdx.x, ahead_share = warp, slot = 0;
   auto copy_ahead = [&](int into) {
-    if (ahead_chunk < chunks && ahead_tile < tiles) copy(ahead_tile, ahead_chunk, into);
+    if (ahead_share < shares && ahead_tile < tiles) copy(ahead_tile, ahead_share, into);
     commit();
-    ahead_chunk += WARPS;
-    if (ahead_chunk >= chunks) ahead_chunk = warp, ahead_tile += gridDim.x;
+    ahead_share += WARPS;
+    if (ahead_share >= shares) ahead_share = warp, ahead_tile += gridDim.x;
   };
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) copy_ahead(s);
-  unsigned next_parts[RT][PAIRS];
-  load_parts(next_parts, blockIdx.x, warp);
 
   // Where x stays in shared memory, it lies as the lanes take it: 16 bytes of each lane side by side.
   if constexpr (HOLD) {
-    const int octets = chunks * CHUNK / 8;
+    const int octets = shares * SHARE / 8;
     for (int i = threadIdx.x; i < 8 * NT * octets; i += 32 * WARPS) {
       const int m = i / octets, octet = i % octets;
       uint4 eight = make_uint4(0, 0, 0, 0);
       if (m < M && 8 * octet < K)
-        eight = *reinterpret_cast<const uint4*>(reinterpret_cast<const unsigned short*>(x) + (size_t)m * K + 8 * octet);
+        eight = *reinterpret_cast<const uint4*>(x_rows + (size_t)m * K + 8 * octet);
       held[(octet / 4 * NT + m / 8) * 32 + m % 8 * 4 + octet % 4] = eight;
     }
     __syncthreads();
@@ -72,16 +96,18 @@
 #pragma unroll
     for (int i = 0; i < SUMS; i++) (&sum[0][0][0])[i] = 0.f;
 
-    for (int chunk = warp; chunk < chunks; chunk += WARPS) {
+    for (int share = warp; share < shares; share += WARPS) {
       __syncwarp();
       copy_ahead(slot == 0 ? STAGES - 1 : slot - 1);
-      unsigned now_parts[RT][PAIRS];
-#pragma unroll
-      for (int r = 0; r < RT; r++)
-#pragma unroll
-        for (int p = 0; p < PAIRS; p++) now_parts[r][p] = next_parts[r][p];
-      const bool more = chunk + WARPS < chunks;
-      load_parts(next_parts, more ? tile : tile + gridDim.x, more ? chunk + WARPS : warp);
+      arrived<STAGES - 1>();
+      __syncwarp();
+      const unsigned char* const stage = ring + slot * STAGE;
+      slot = slot + 1 == STAGES ? 0 : slot + 1;
+
+#pragma unroll 1
+      for (int chunk = share * SPAN; chunk < (share + 1) * SPAN && chunk * CHUNK < K; chunk++) {
+      const unsigned char* const codes_here = stage + g * STRIDE + (chunk % SPAN) * (CHUNK * BITS / 8) + t * BITS;
+      const unsigned char* const parts_here = stage + WEIGHTS + g * PART + (chunk % SPAN) * GROUPS * 2;
       uint4 xs[UNITS][NT];
 #pragma unroll
       for (int u = 0; u < UNITS; u++)
@@ -95,11 +121,6 @@
             xs[u][n] = *reinterpret_cast<const uint4*>(x_row + (size_t)8 * n * K + k);
           }
         }
-      arrived<STAGES - 1>();
-      __syncwarp();
-
-      const unsigned char* const stage = ring + slot * STAGE + g * STRIDE + t * BITS;
-      slot = slot + 1 == STAGES ? 0 : slot + 1;
 #pragma unroll
       for (int p = 0; p < PAIRS; p++) {
         unsigned scale[RT][2], bias[RT][2];
@@ -107,16 +128,14 @@
         for (int r = 0; r < RT; r++)
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            scale[r][h] = __shfl_sync(0xffffffffu, now_parts[r][p], g + 8 * h);
-            bias[r][h] = __shfl_sync(0xffffffffu, now_parts[r][p], 16 + g + 8 * h);
+            const unsigned char* const from = parts_here + (32 * r + 8 * h) * PART + 4 * p;
+            scale[r][h] = GROUPS > 1 ? *reinterpret_cast<const unsigned*>(from) : *reinterpret_cast<const unsigned short*>(from);
+            bias[r][h] = GROUPS > 1 ? *reinterpret_cast<const unsigned*>(from + 16 * PART)
+                                    : *reinterpret_cast<const unsigned short*>(from + 16 * PART);
           }
 #pragma unroll
         for (int j = 2 * p; j < min(2 * p + 2, GROUPS); j++) {
           float product[RT][NT][4], total[NT][4];
-#pragma unroll
-          for (int i = 0; i < SUMS; i++) (&product[0][0][0])[i] = 0.f;
-#pragma unroll
-          for (int i = 0; i < NT * 4; i++) (&total[0][0])[i] = 0.f;
 #pragma unroll
           for (int u = j * EACH; u < (j + 1) * EACH; u++) {
             unsigned b[NT][4];
@@ -124,7 +143,10 @@
             for (int n = 0; n < NT; n++) {
               const unsigned one = two_ones<T>(), ones[4] = {one, one, one, one};
               ordered<BITS>(b[n], xs[u][n]);
-              mma(total[n], ones, b[n][0], b[n][1], T());
+              if (u == j * EACH)
+                mma_first(total[n], ones, b[n][0], b[n][1], T());
+              else
+                mma(total[n], ones, b[n][0], b[n][1], T());
               mma(total[n], ones, b[n][2], b[n][3], T());
             }
 #pragma unroll
@@ -133,7 +155,7 @@
 #pragma unroll
               for (int h = 0; h < 2; h++) {
                 unsigned words[BITS / 4];
-                const unsigned char* const from = stage + (16 * r + 8 * h) * STRIDE + u * 4 * BITS;
+                const unsigned char* const from = codes_here + (16 * r + 8 * h) * STRIDE + u * 4 * BITS;
                 if constexpr (BITS == 4) {
                   words[0] = *reinterpret_cast<const unsigned*>(from);
                 } else {
@@ -146,7 +168,11 @@
               for (int half = 0; half < 4; half += 2) {
                 const unsigned a[4] = {codes[0][half], codes[1][half], codes[0][half + 1], codes[1][half + 1]};
 #pragma unroll
-                for (int n = 0; n < NT; n++) mma(product[r][n], a, b[n][half], b[n][half + 1], T());
+                for (int n = 0; n < NT; n++)
+                  if (u == j * EACH && half == 0)
+                    mma_first(product[r][n], a, b[n][half], b[n][half + 1], T());
+                  else
+                    mma(product[r][n], a, b[n][half], b[n][half + 1], T());
               }
             }
           }
@@ -164,6 +190,7 @@
             }
         }
       }
+      }
     }
 
     // Add what the warps have, in the order of the warps.
@@ -176,6 +203,6 @@
 #pragma unroll
       for (int w = 0; w < WARPS; w++) all += others[(w * SUMS + i) * 32 + lane];
       const int n = tile * ROWS + i / (4 * NT) * 16 + (i >> 1 & 1) * 8 + g, m = i / 4 % NT * 8 + 2 * t + (i & 1);
-      if (n < N && m < M) y[(size_t)m * N + n] = T(all);
+      if (n < N && m < M) out[(size_t)m * N + n] = T(all);
     }
   }

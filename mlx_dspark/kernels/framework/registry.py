@@ -56,6 +56,7 @@ ENTRIES: tuple[Entry, ...] = (
         ("M5",),
     ),
     Entry("cuda-small-m", ("cuda",), _KERNELS + "cuda_small_m.kernel:kernel", "small_m"),
+    Entry("cuda-small-m-experts", ("cuda",), _KERNELS + "cuda_small_m.experts:kernel", "small_m"),
     Entry("wide-gemm", ("metal", "cuda"), _KERNELS + "wide_gemm.kernel:kernel", "wide_gemm"),
     Entry("wide-gemm-experts", ("metal", "cuda"), _KERNELS + "wide_gemm.kernel:experts_kernel", "wide_gemm"),
 )
