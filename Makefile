@@ -25,7 +25,6 @@ demo: $(VENV)/.run-$(BACKEND)
 	$(BIN)/mlx-dspark demo
 
 test: $(VENV)/.dev-$(BACKEND) $(AGENTS)
-	@command -v c++ > /dev/null || $(PIP) install --quiet 'ziglang>=0.13'
 	$(BIN)/python -m pytest
 
 check: lint types layers

@@ -41,12 +41,15 @@ def generate(ask: AskSettings, loading: LoadSettings, answer: GenerateSettings) 
     result = session.fold(_shown(events, ask))
     progress.clear()
     if ask.json:
-        about = {"model": session.name, "weights": _weights(session.weights)}
+        about = {"model": session.name, "weights": _weights(session.weights), "kernels": session.live_kernels}
         print(json.dumps(about | result.to_dict(), ensure_ascii=False))
         return 0
     if not ask.stream:
         print(result.text)
     note(closing_line(result))
+    if session.kernels is not None:
+        for name, reason in session.kernels.board.off.items():
+            note(f"mlx-dspark: the kernel {name} was switched off: {reason}.")
     return 0
 
 

@@ -25,6 +25,7 @@ from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
 from mlx_dspark.foundation.errors import DsparkError, UsageError
+from mlx_dspark.foundation.kernel_settings import KernelSettings
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import (
     AskSettings,
@@ -139,6 +140,7 @@ def build_app() -> App:
     from mlx_dspark.cli.doctor import doctor
     from mlx_dspark.cli.generate import generate
     from mlx_dspark.cli.inspect import inspect
+    from mlx_dspark.cli.kernels import UNUSED, kernels
     from mlx_dspark.cli.models import models, pull, rm
     from mlx_dspark.cli.race import race
     from mlx_dspark.cli.serve import serve
@@ -164,6 +166,7 @@ def build_app() -> App:
         "demo": with_flags(demo, LoadSettings, without=(ONE_ANSWER,)),
         "benchmark": with_flags(benchmark, BenchmarkSettings, LoadSettings, without=(ONE_ANSWER, *COMPARED)),
         "race": with_flags(race, RaceSettings, LoadSettings, without=(ONE_ANSWER, *COMPARED)),
+        "kernels": with_flags(kernels, KernelSettings, LoadSettings, without=UNUSED, positional=("model",)),
         "calibrate": with_flags(
             calibrate, CalibrateSettings, LoadSettings, without=MEASURED, positional=("model",)
         ),

@@ -13,6 +13,7 @@ from mlx_dspark.foundation.agent_settings import ConnectSettings, LaunchSettings
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
+from mlx_dspark.foundation.kernel_settings import KernelSettings
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
@@ -35,6 +36,7 @@ Written by `python -m mlx_dspark.cli.reference`; edit the declarations in `mlx_d
 | `mlx-dspark benchmark` | measures every way to draft against plain decoding ([how](../benchmark.md)) |
 | `mlx-dspark race` | ways to draft side by side on one prompt, and whether they wrote the same |
 | `mlx-dspark calibrate MODEL` | measures what drafts cost on this machine, and prints the curves |
+| `mlx-dspark kernels MODEL` | which kernels it runs on here; `--check` tries all ([more](../kernels.md)) |
 | `mlx-dspark inspect THING` | what a drafter or a model is, its [pair](../pairs.md), and if it would run |
 | `mlx-dspark doctor` | checks of this machine, and with `--pair MODEL` of a pair and its acceptance |
 | `mlx-dspark train` | makes a drafter for a model, from the model's own answers |
@@ -65,8 +67,8 @@ server too. The variables are read by the
 command line only; one that begins with `MLX_DSPARK_` and is none of these is told on standard error.
 
 `MLX_DSPARK_CACHE_DIR` names the folder of the default model and of what was found out about machine and
-models (`cpu-weights.json`, `faithful.json`, `calibration.json`), and is read from Python too; without it
-that is `~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache, which `HF_HOME` moves.
+models (`cpu-weights.json`, `kernels.json`, `faithful.json`, `calibration.json`), and is read from Python too;
+without it that is `~/.cache/mlx_dspark`. Models of the hub are in the hub's own cache, which `HF_HOME` moves.
 `MLX_DSPARK_MODEL_DIRS` names more folders of models, separated as in `PATH`, and is read from Python too.
 
 The closing line counts rounds, forward passes of the target, and says how many of them read the prompt.
@@ -79,12 +81,13 @@ _TAKEN_BY = {
     LoadSettings: (
         "`generate`, `chat`, `serve`, `demo` (there without `--mode baseline`), `calibrate` (there without "
         "`--mode baseline`, `--max-draft` and `--calibrate`), `benchmark` and `race` (there without `--mode` "
-        "and `--max-draft`)"
+        "and `--max-draft`); `kernels` takes those of them that decide about kernels"
     ),
     GenerateSettings: "`generate`, `chat` (there without `--logprobs` and `--chat-template`)",
     ConnectSettings: "`claude`, `pi`, `opencode`",
     LaunchSettings: "`claude`, `pi`, `opencode`",
     CalibrateSettings: "`calibrate`",
+    KernelSettings: "`kernels`",
     BenchmarkSettings: "`benchmark`",
     RaceSettings: "`race`",
     InspectSettings: "`inspect`",
@@ -121,7 +124,9 @@ def _section_lines(section: type[Settings], taken_by: str) -> Iterator[str]:
 def _json_fields() -> str:
     """What `--json` prints, from the declarations of Result."""
     weights = "How the CPU back end holds the weights: `choice`, the `reason` for it, `timings` of the race."
-    meanings = {"model": "The model's name.", "weights": weights} | Result.meanings()
+    kernels = "The names of the kernels of ours that the model runs on, on a GPU."
+    about = {"model": "The model's name.", "weights": weights, "kernels": kernels}
+    meanings = about | Result.meanings()
     rows = [f"| `{name}` | {meaning} |" for name, meaning in meanings.items()]
     return "\n".join(["## Fields of `generate --json`\n", "| Field | Meaning |", "|---|---|", *rows, ""])
 

@@ -72,6 +72,7 @@ def open_session(loading: LoadSettings, progress: Progress) -> Session:
     session = parts.session(own_thread=False)
     progress.clear()
     about = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
+    about.append(str(session.kernels or ""))
     about.append(str(session.calibration or ""))
     note(" · ".join(part for part in about if part))
     for remark in (session.pairing, session.requantized):

@@ -119,6 +119,11 @@ class BlockDrafter(ABC):
         right = found is not None and found.right_here(self.model, self._slots(self.max_draft))
         return found if right else None
 
+    @property
+    def one_kernel(self) -> bool:
+        """Whether the forward of one row is one kernel."""
+        return self._device is not None
+
     def hold_weights(self, choice: str, cache_dir: Path) -> None:
         """Hold the model's weights the way its target holds its own on the CPU back end.
 

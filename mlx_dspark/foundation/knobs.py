@@ -273,12 +273,14 @@ class Threshold(Kind):
 class About:
     """The declaration of one knob, written in the annotation of its field.
 
-    `unset` says in words what happens when the knob is not set and its default is None.
+    `unset` says in words what happens when the knob is not set and its default is None. `env` is the name of
+    its variable after the prefix, where that is not the knob's own.
     """
 
     kind: Kind
     help: str
     unset: str = "none"
+    env: str = ""
 
 
 @dataclass(frozen=True)
@@ -368,10 +370,11 @@ class Settings:
             Knob(
                 field.name,
                 _default_of(field),
-                cls.env_prefix and cls.env_prefix + field.name.upper(),
-                hints[field.name].__metadata__[0],
+                cls.env_prefix and cls.env_prefix + (about.env or field.name.upper()),
+                about,
             )
             for field in dataclasses.fields(cast(Any, cls))
+            for about in [hints[field.name].__metadata__[0]]
         )
 
     @classmethod

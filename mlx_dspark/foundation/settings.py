@@ -172,6 +172,34 @@ class LoadSettings(Settings):
             unset="the fastest, measured once on each machine",
         ),
     ] = None
+    small_m: Annotated[
+        bool | None,
+        About(
+            Switch(optional=True),
+            "Multiply the few rows of a round by kernels of ours on a GPU. On: also where they are off by "
+            "default, and where they are no faster.",
+            unset="where they were proven on this machine",
+            env="FORCE_SMALL_M",
+        ),
+    ] = None
+    multirow_attn: Annotated[
+        bool | None,
+        About(
+            Switch(optional=True),
+            "Attend to the few rows of a round by kernels of ours on a GPU. On: as for --small-m.",
+            unset="where they were proven on this machine",
+            env="FORCE_MULTIROW",
+        ),
+    ] = None
+    wide_gemm: Annotated[
+        bool | None,
+        About(
+            Switch(optional=True),
+            "Dequantize a weight once for each chunk of a prompt on a GPU, where that gives the same bits. "
+            "On: as for --small-m.",
+            unset="where that was proven on this machine",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Source:
     @classmethod
     def of(cls, module: nn.Module) -> Source | None:
         """The matrix of a linear or embedding module; None for every other module."""
-        if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding) and type(module) in _QUANTIZED:
+        if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding) and _same_matrix(module):
             weight = module["weight"]
             assert module.bits is not None
             assert module.group_size is not None
@@ -72,6 +72,11 @@ class Source:
     @property
     def weights(self) -> int:
         return self.outputs * self.inputs
+
+
+def _same_matrix(module: nn.Module) -> bool:
+    """Whether it is MLX's own class, or one of ours that says it has its matrix and its product."""
+    return type(module) in _QUANTIZED or bool(getattr(type(module), "same_matrix", False))
 
 
 class HeldMatrix(Protocol):

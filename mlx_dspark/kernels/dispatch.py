@@ -21,6 +21,8 @@ from mlx_dspark.kernels import race
 from mlx_dspark.kernels.base import Floats, Source, Way
 from mlx_dspark.kernels.cpu_dense.matrix import Dense
 from mlx_dspark.kernels.cpu_small.modules import host_module
+from mlx_dspark.kernels.framework.live import LiveKernels
+from mlx_dspark.kernels.framework.shapes import MatrixShape
 from mlx_dspark.kernels.modules import HeldEmbedding, HeldLinear
 from mlx_dspark.kernels.race import RaceMemory, Timing
 
@@ -41,6 +43,7 @@ class CpuWeightsReport:
     timings     what the race measured, one per way; empty when pinned
     absent      (way, why it did not take part)
     left_stock  (module, why it keeps MLX's own way)
+    shapes      the kinds of affine and plain matrices it has, as `framework.shapes.MatrixShape` writes them
     """
 
     choice: str | None
@@ -48,6 +51,7 @@ class CpuWeightsReport:
     timings: tuple[Timing, ...] = ()
     absent: tuple[tuple[str, str], ...] = ()
     left_stock: tuple[tuple[str, str], ...] = ()
+    shapes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.choice is None:
@@ -100,20 +104,30 @@ def install_cpu_weights(
         chosen, reason, timings = choice, "pinned", ()
     else:
         chosen, reason, timings = _race(list(sources.values()), ways, cache_dir, progress)
+    shapes = tuple(dict.fromkeys(filter(None, map(_shape, sources.values()))))
     left = _install(model, sources, ways[chosen]) if chosen in ways else {}
     model.set_dtype(mx.float32)
-    return CpuWeightsReport(
-        chosen, reason, timings, tuple(absent.items()), (*left.items(), *_unknown_quantized(model, left))
-    )
+    left_stock = (*left.items(), *_unknown_quantized(model, left))
+    return CpuWeightsReport(chosen, reason, timings, tuple(absent.items()), left_stock, shapes)
 
 
-def kernel_set(report: CpuWeightsReport | None) -> list[str]:
-    """The kernels that a model runs on, with their versions: what its speed depends on beside MLX."""
+def kernel_set(report: CpuWeightsReport | None, live: LiveKernels | None = None) -> list[str]:
+    """The kernels that a model runs on, with their versions: what its speed depends on beside MLX. `live` are
+    those that were offered to it on a GPU."""
     from mlx_dspark._version import __version__
 
     choice = report.choice if report is not None and report.choice is not None else STOCK
     llvmlite = "with llvmlite" if find_spec("llvmlite") is not None else "without llvmlite"
-    return [f"weights {choice}", llvmlite, f"mlx-dspark {__version__}"]
+    offered = live.key() if live is not None else []
+    return [f"weights {choice}", llvmlite, f"mlx-dspark {__version__}", *offered]
+
+
+def _shape(source: Source) -> str | None:
+    if not source.bits:
+        return str(MatrixShape.of(source, source.weight.dtype))
+    if source.mode != "affine" or source.scales is None:
+        return None
+    return str(MatrixShape.of(source, source.scales.dtype))
 
 
 def _ways(sources: dict[str, Source]) -> tuple[dict[str, Way], dict[str, str]]:

@@ -96,6 +96,7 @@ class Host:
                 "context_window": model.context,
                 "max_batch": model.engine.max_rows,
                 "max_output_tokens": self.defaults.max_tokens_cap,
+                "kernels": model.session.live_kernels,
             }
         return told
 

@@ -93,6 +93,7 @@ def load_draft_model(
     from mlx_dspark.drafters.draft_model.drafter import DraftModelDrafter
     from mlx_dspark.drafters.draft_model.vocabulary import check_same_vocabulary
     from mlx_dspark.kernels.dispatch import STOCK
+    from mlx_dspark.session.placed import wanted_kernels
     from mlx_dspark.session.trust import refuse_untrusted
     from mlx_dspark.targets.load import load_target, refuse_model
 
@@ -103,6 +104,7 @@ def load_draft_model(
         model = load_target(
             checkpoint,
             cpu_weights=STOCK if ranks > 1 and computes_on_cpu() else settings.cpu_weights,
+            kernels=wanted_kernels(settings, ranks),
             cache_dir=cache_dir,
             progress=progress,
         )

@@ -22,6 +22,7 @@ from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
 from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
 from mlx_dspark.session.fits import MemoryGuard, config_of
+from mlx_dspark.session.placed import place_in_drafter, wanted_kernels, watched
 from mlx_dspark.session.registered import (
     Registered,
     may_be_registered,
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from mlx_dspark.drafters.lookup import LookupDrafter
     from mlx_dspark.engine.caps import MaxDraft
     from mlx_dspark.foundation.caps import CapPolicy
+    from mlx_dspark.foundation.events import RoundReport
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
+    from mlx_dspark.kernels.framework.live import LiveKernels
     from mlx_dspark.session.calibrate import Calibration
     from mlx_dspark.session.live import BatchMeter
 
@@ -85,6 +88,8 @@ class Parts:
     """The largest context in tokens that fits this machine's memory; 0 where that cannot be told."""
     usual: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     """How the model's makers would have it sampled."""
+    kernels: LiveKernels | None = None
+    """The kernels of ours that it runs on; None where none were offered."""
 
     def session(self, *, own_thread: bool = True) -> Session:
         """An engine around the parts, ready to answer, or to follow rank 0.
@@ -103,9 +108,16 @@ class Parts:
             context=self.target.spec.context,
             link=self.link,
             calibration=self.calibration,
-            see=None if self.calibration is None else self.calibration.watch(),
+            see=self._see(),
             pairing=self.pairing,
+            kernels=self.kernels,
         )
+
+    def _see(self) -> Callable[[RoundReport], None] | None:
+        """Watches live rounds: what they cost, and whether kernels stall."""
+        known = self.calibration
+        curves = None if known is None else known.curves
+        return watched(self.kernels, curves, [None if known is None else known.watch()])
 
     def _engine(self, own_thread: bool) -> StreamsEvents:
         from mlx_dspark.engine.caps import cap_policy
@@ -179,6 +191,7 @@ def _refuse_over_ranks(settings: LoadSettings, link: Link) -> None:
             "Leave it out.",
             field="cpu_weights",
         )
+    wanted_kernels(settings).refuse_where_none(f"a model that {link.size} processes share")
 
 
 @dataclass(frozen=True)
@@ -322,6 +335,7 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
     target = load_target(
         checkpoint,
         cpu_weights=settings.cpu_weights,
+        kernels=wanted_kernels(settings),
         kv_bits=settings.kv_bits,
         ranks=1 if link is None else link.size,
         cache_dir=cache_dir,
@@ -340,6 +354,8 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
     )
     if read.model is not None and target.report is not None and target.report.choice is not None:
         read.model.hold_weights(target.report.choice, cache_dir)
+    if link is None:
+        place_in_drafter(settings, drafter, read.model, target.kernels, report)
     return Parts(
         target,
         checkpoint.tokenizer,
@@ -360,6 +376,7 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
         fingerprint=checkpoint.fingerprint,
         room=read.room,
         usual=usual_sampling(checkpoint.path),
+        kernels=target.kernels,
     )
 
 

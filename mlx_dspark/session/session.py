@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import Progress
     from mlx_dspark.distributed.link import Link
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
+    from mlx_dspark.kernels.framework.live import LiveKernels
     from mlx_dspark.session.calibrate import Calibration
 
 
@@ -41,8 +42,8 @@ class Session:
     `name` is the model's, `mode` says who drafts, `weights` how the weights are held and why, `requantized`
     what those lost that MLX cannot hold as they are stored, `context` the most tokens prompt and answer may
     have together, 0 where that is not known, `calibration` what is known of the costs of its rounds,
-    `pairing` what the registry of pairs had to say. `see` is told every round that commits tokens to an
-    answer.
+    `pairing` what the registry of pairs had to say, `kernels` which kernels of ours the model runs on. `see`
+    is told every round that commits tokens to an answer.
 
     Threads may share a session: at most `max_batch` of their answers are made at once, as one batch, and the
     others wait. Answers are made whether they are read or not, until they are cancelled.
@@ -63,6 +64,7 @@ class Session:
         calibration: Calibration | None = None,
         see: Callable[[RoundReport], None] | None = None,
         pairing: str = "",
+        kernels: LiveKernels | None = None,
     ) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
@@ -74,6 +76,7 @@ class Session:
         self.context = context
         self.calibration = calibration
         self.pairing = pairing
+        self.kernels = kernels
         self.see = see or _unseen
         self._decoder = TextDecoder(tokenizer)
         self._link = link
@@ -82,6 +85,11 @@ class Session:
     def rank(self) -> int:
         """This process's number in a run of several, of which 0 asks and the others `follow`; else 0."""
         return 0 if self._link is None else self._link.rank
+
+    @property
+    def live_kernels(self) -> list[str]:
+        """The names of the kernels of ours that the model runs on now."""
+        return [] if self.kernels is None else [state.name for state in self.kernels.live]
 
     @property
     def shared(self) -> bool:

@@ -27,7 +27,8 @@ def refuse_untrusted(
 ) -> Faithfulness | None:
     """Ask what matters: of a model that something drafts for, and of one that is to answer several at once.
 
-    Returns the answer, or None where nothing was asked: nobody drafts, or lookup drafts and every state is of
+    Where the answer is bad with kernels of ours, they are switched off and it is asked again. Returns the
+    answer, or None where nothing was asked: nobody drafts, or lookup drafts and every state is of
     keys and values that stay. `called` names the drafter to its user; without `cache_dir` nothing is
     remembered. Raises DrafterMismatch where a drafter cannot read the model, and UnsupportedModel where
     drafts cannot be taken back or rows do not keep apart.
@@ -42,11 +43,17 @@ def refuse_untrusted(
         return None
     progress(LoadProgress(f"checking {checkpoint.name}"))
     rows = max_batch > 1
-    if cache_dir is None:
-        found = faithfulness(target, taps, rows=rows)
-    else:
+
+    def ask() -> Faithfulness:
+        if cache_dir is None:
+            return faithfulness(target, taps, rows=rows)
         mark = checkpoint.fingerprint
-        found = remembered_faithfulness(target, taps, rows=rows, fingerprint=mark, cache_dir=cache_dir)
+        return remembered_faithfulness(target, taps, rows=rows, fingerprint=mark, cache_dir=cache_dir)
+
+    found, kernels = ask(), target.kernels
+    if (found.replay or found.taps or found.rows) and kernels is not None and kernels.live:
+        kernels.switch_off("a check of the model failed with it")
+        found = ask()
     refuse_unfaithful(found, called=called, taps=taps, drafts=drafter is not None, max_batch=max_batch)
     return found
 

@@ -16,6 +16,9 @@ from mlx_dspark.compat.mlx_lm_models import empty_model
 from mlx_dspark.contracts import TargetSpec
 from mlx_dspark.foundation.errors import UnsupportedModel
 from mlx_dspark.kernels.dispatch import STOCK, CpuWeightsReport, install_cpu_weights
+from mlx_dspark.kernels.framework.live import LiveKernels
+from mlx_dspark.kernels.framework.offer import Offer, Wanted
+from mlx_dspark.kernels.framework.registry import back_end_here
 from mlx_dspark.state.layout import Layout
 from mlx_dspark.state.quantized import cannot_quantize
 from mlx_dspark.targets.dense.parts import body_of, text_model
@@ -34,17 +37,19 @@ def load_target(
     checkpoint: Checkpoint,
     *,
     cpu_weights: str | None = None,
+    kernels: Wanted | None = None,
     kv_bits: int | None = None,
     ranks: int = 1,
     cache_dir: Path,
     progress: Progress = silent,
 ) -> DenseTarget:
-    """The target of a checkpoint with its kernels placed; its `report` says how its weights are held.
+    """The target of a checkpoint with its kernels placed; its `report` says how its weights are held, its
+    `kernels` which of ours it runs on.
 
     The checkpoint's model is changed in place and can no longer be exported. `cpu_weights` pins the layout on
-    the CPU back end; `kv_bits` holds growing keys and values in so many. A model of which `ranks` processes
-    hold a part each keeps MLX's own layout. Raises UnsupportedModel, or UsageError for a layout that does not
-    exist.
+    the CPU back end, `kernels` says which are wanted on a GPU; `kv_bits` holds growing keys and values in so
+    many. A model of which `ranks` processes hold a part each keeps MLX's own layout and kernels. Raises
+    UnsupportedModel, or UsageError for a layout or a kernel that cannot be had here.
     """
     refuse_untracked_states(checkpoint.model, checkpoint.config, kv_bits=kv_bits)
     report = install_cpu_weights(
@@ -55,7 +60,11 @@ def load_target(
     )
     if ranks > 1 and report.choice is not None:
         report = dataclasses.replace(report, reason=f"shared by {ranks} processes")
-    return target_of(
+    offer = None
+    if ranks == 1:
+        offer = Offer(kernels or Wanted(), cache_dir, lambda words, part: progress(LoadProgress(words, part)))
+        offer.place(checkpoint.model)
+    target = target_of(
         checkpoint.model,
         checkpoint.config,
         name=checkpoint.name,
@@ -63,6 +72,12 @@ def load_target(
         weights=report,
         kv_bits=kv_bits,
     )
+    target.kernels = LiveKernels(back_end_here()) if offer is None else offer.live
+    if offer is not None and offer.wants_shapes:
+        attention = offer.attention(target.attended(), target.spec.context)
+        if attention is not None:
+            target.attend_by(attention)
+    return target
 
 
 def refuse_untracked_states(model: nn.Module, config: dict[str, Any], *, kv_bits: int | None = None) -> None:

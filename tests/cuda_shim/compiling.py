@@ -16,7 +16,7 @@ NAMES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
 
 
 def compiler() -> list[str]:
-    """The machine's C++ compiler, else that of the package `ziglang`, which `make test` then installs."""
+    """The machine's C++ compiler, else that of the package `ziglang`."""
     return ["c++"] if which("c++") is not None else [sys.executable, "-m", "ziglang", "c++"]
 
 

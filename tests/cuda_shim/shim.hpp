@@ -142,19 +142,27 @@ struct ThreadIdx { int x; };
 
 namespace shim {
 
-// Runs a kernel over a grid; what went wrong, or nothing.
-inline const char* launch(void (*kernel)(), Dim grid, int threads) {
+// Runs one block of a kernel; what went wrong, or nothing.
+inline const char* launch_one(void (*kernel)(), Dim block, Dim grid, int threads) {
   body = kernel;
   gridDim_ = grid;
+  blockIdx_ = block;
   try {
-    for (blockIdx_.z = 0; blockIdx_.z < grid.z; blockIdx_.z++)
-      for (blockIdx_.y = 0; blockIdx_.y < grid.y; blockIdx_.y++)
-        for (blockIdx_.x = 0; blockIdx_.x < grid.x; blockIdx_.x++) run_block(threads);
+    run_block(threads);
   } catch (const std::exception& error) {
     static std::string said;
     said = error.what();
     return said.c_str();
   }
+  return nullptr;
+}
+
+// Runs a kernel over a grid; what went wrong, or nothing.
+inline const char* launch(void (*kernel)(), Dim grid, int threads) {
+  for (int z = 0; z < grid.z; z++)
+    for (int y = 0; y < grid.y; y++)
+      for (int x = 0; x < grid.x; x++)
+        if (const char* said = launch_one(kernel, {x, y, z}, grid, threads)) return said;
   return nullptr;
 }
 

@@ -23,7 +23,7 @@ KNOBS = [knob for section in SECTIONS for knob in section.knobs()]
 FLAGS = [knob for knob in KNOBS if knob.name != ONE_ANSWER]
 COMMANDS = (
     *("benchmark", "calibrate", "chat", "claude", "demo", "doctor", "export", "generate"),
-    *("inspect", "models", "opencode", "pi", "pull", "race", "rm", "serve", "train"),
+    *("inspect", "kernels", "models", "opencode", "pi", "pull", "race", "rm", "serve", "train"),
 )
 WITHOUT_MODEL = (
     *("claude", "doctor", "export", "inspect", "models", "opencode", "pi", "pull", "rm", "train"),

@@ -107,6 +107,11 @@ TROUBLES: dict[str, tuple[Case, str, str]] = {
         "UsageError",
         "weights that 2 processes share",
     ),
+    "kernels": (
+        {"load": {"model": "llama", "small_m": True}},
+        "UsageError",
+        "a model that 2 processes share has no such kernel",
+    ),
 }
 """By name: the case, the error that rank 0 has, and a part of its sentence."""
 

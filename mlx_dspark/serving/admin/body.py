@@ -15,7 +15,15 @@ from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 
-KEPT = ("max_batch", "memory_guard", "cpu_weights", "trust_remote_code")
+KEPT = (
+    "max_batch",
+    "memory_guard",
+    "cpu_weights",
+    "small_m",
+    "multirow_attn",
+    "wide_gemm",
+    "trust_remote_code",
+)
 """What a load that does not name it has as the server was started; everything else as it is declared."""
 OF_A_MODEL = (
     "context_window",

@@ -44,6 +44,7 @@ def _of_model(loaded: Loaded, last: Result | None, bandwidth: float) -> dict[str
             "kv_bytes_per_token": traffic.states.per_token,
             "fixed_state_bytes": traffic.states.fixed,
             "context_window": loaded.model.context,
+            "kernels": [] if session.kernels is None else session.kernels.to_json(),
         },
         "roofline": {name: _at(depth, traffic, bandwidth) for name, depth in depths.items()},
         "verdict": asdict(judged),

@@ -12,11 +12,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_dspark.contracts import Forward, Logits, TargetSpec
 from mlx_dspark.foundation.errors import BadCheckpoint, UnsupportedModel
 from mlx_dspark.kernels.attention import (
+    Attention,
     cpu_attention,
     install_row_attention,
     stock_attention,
 )
 from mlx_dspark.kernels.dispatch import CpuWeightsReport
+from mlx_dspark.kernels.framework.kernel import AttentionShape
+from mlx_dspark.kernels.framework.live import LiveKernels
 from mlx_dspark.state.alone import rows_alone
 from mlx_dspark.state.layout import Layout, layout_here
 from mlx_dspark.state.quantized import GROUP, QuantizedKVState
@@ -32,7 +35,8 @@ class DenseTarget:
 
     The model's own forward computes everything. Where its vocabulary head is a separate last step (checked at
     construction on real numbers), only the positions asked for go through it. `weights` reports how the CPU
-    back end holds them; `layout` is how its rows lie, by default as MLX's default device wants it.
+    back end holds them, `kernels` which of ours it runs on, when some were offered; `layout` is how its rows
+    lie, by default as MLX's default device wants it.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class DenseTarget:
         self.model: Any = model
         self.spec = spec
         self.report = weights
+        self.kernels: LiveKernels | None = None
         self.layout = layout if layout is not None else layout_here()
         self._attention = stock_attention if spec.lazy else cpu_attention()
         self._plan = plan
@@ -130,6 +135,27 @@ class DenseTarget:
                 caches[index] = caches[index].to_quantized(group_size=GROUP, bits=layer.bits)
         with self._taps.recording(()):
             return self.model(tokens, cache=caches)
+
+    def attended(self) -> list[AttentionShape]:
+        """The attentions that the model asks of its states, in the order of its layers; none of layers whose
+        states attend in their own way. Runs two tokens."""
+        seen: list[AttentionShape] = []
+
+        def noted(
+            queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
+        ) -> mx.array:
+            sizes = (queries.shape[1], keys.shape[1], queries.shape[3])
+            seen.append(AttentionShape(*sizes, queries.dtype, keys.shape[2], sinks is not None))
+            return stock_attention(queries, keys, values, scale, mask, sinks)
+
+        rows = self._plan.new_rows(1, noted)
+        with rows.transaction(2):
+            mx.eval(self.forward(mx.array([[0, 0]]), rows, logits=Logits.NONE).features or [])
+        return seen
+
+    def attend_by(self, attention: Attention) -> None:
+        """Have new rows attended to in this way."""
+        self._attention = attention
 
     @property
     def kv_bits(self) -> set[int]:

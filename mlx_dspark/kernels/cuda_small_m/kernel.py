@@ -1,0 +1,186 @@
+"""The kernel as a product: y[.., N] = x[.., K] W[N, K]^T of a few rows, W packed in 4 or 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from mlx_dspark.kernels.base import Source
+from mlx_dspark.kernels.cuda_small_m import cases
+from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
+from mlx_dspark.kernels.framework.kernel import Case
+from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product, ulp
+
+Factory = Callable[..., Any]
+
+_NAMES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
+
+
+class Inputs(NamedTuple):
+    """`x` [rows, inputs] and a packed matrix [outputs, inputs]."""
+
+    x: mx.array
+    source: Source
+
+
+def product(x: mx.array, source: Source, geometry: Geometry, factory: Factory | None = None) -> mx.array:
+    """[.., inputs] -> [.., outputs] in the type of x, not evaluated, for up to 16 rows in all.
+
+    Each weight is read once whatever the rows, and a row's result has the same bits in any company, as long
+    as `geometry.order` is the same. Rows of x and of the weights must begin at multiples of 16 bytes.
+    """
+    *leading, inputs = x.shape
+    form = (source.bits, source.group_size, (x.size // inputs + 7) // 8, False)
+    compiled, grid, threads = _launch(factory, x.dtype, form, source.outputs, inputs, geometry)
+    return compiled(
+        inputs=[x, source.weight, source.scales, source.biases],
+        grid=grid,
+        threadgroup=threads,
+        output_shapes=[(*leading, source.outputs)],
+        output_dtypes=[x.dtype],
+    )[0]
+
+
+def gathered(
+    x: mx.array, source: Source, experts: mx.array, geometry: Geometry, factory: Factory | None = None
+) -> mx.array:
+    """[rows, inputs] -> [rows, outputs], row i by matrix `experts[i]` of [experts, outputs, inputs], not
+    evaluated. `experts` [rows] rises: a matrix is read once for every 8 of its rows."""
+    rows, inputs = x.shape
+    form = (source.bits, source.group_size, 1, True)
+    compiled, grid, threads = _launch(factory, x.dtype, form, source.outputs, inputs, geometry)
+    return compiled(
+        inputs=[x, source.weight, source.scales, source.biases, experts.astype(mx.uint32)],
+        grid=(grid[0], rows, 1),
+        threadgroup=threads,
+        output_shapes=[(rows, source.outputs)],
+        output_dtypes=[x.dtype],
+    )[0]
+
+
+Form = tuple[int, int, int, bool]
+"""Bits, group, columns (of 8 rows of x), and whether rows choose among experts."""
+
+
+@cache
+def _launch(
+    factory: Factory | None, dtype: mx.Dtype, form: Form, outputs: int, inputs: int, geometry: Geometry
+) -> tuple[Any, tuple[int, int, int], tuple[int, int, int]]:
+    shape = MatrixShape(outputs, inputs, form[0], form[1], dtype)
+    shared = geometry.shared_bytes(shape, form[2])
+    compiled = _kernel(factory, dtype, form, shared, geometry)
+    return compiled, (geometry.blocks(outputs) * geometry.threads, 1, 1), (geometry.threads, 1, 1)
+
+
+@cache
+def _kernel(factory: Factory | None, dtype: mx.Dtype, form: Form, shared: int, geometry: Geometry) -> Any:
+    bits, group, columns, gather = form
+    constants = {
+        "BITS": bits,
+        "GROUP": group,
+        "NT": columns,
+        "RT": geometry.tiles,
+        "WARPS": geometry.warps,
+        "STAGES": geometry.stages,
+        "SPAN": geometry.span,
+        "HOLD": int(geometry.hold),
+    }
+    text = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
+    text = f"#define GATHER {int(gather)}\nnamespace small_m {{\nusing T = {_NAMES[dtype]};\n{text}}}\n"
+    body = source_text("product.cu")
+    header = source_text("lanes.cuh") + source_text("parts.cuh") + text
+    # MLX keeps what it compiled by name, on disk too, with its shared memory: the name tells them apart.
+    name = f"small_m_{geometry.resident}_{shared}_{crc32((header + body).encode()):08x}"
+    return (factory or mx.fast.cuda_kernel)(
+        name=name,
+        input_names=["x", "weights", "scales", "biases", *(["experts"] if gather else [])],
+        output_names=["y"],
+        header=header + _bounds(name, _NAMES[dtype], gather, geometry),
+        source=body,
+        shared_memory=shared,
+    )
+
+
+def _bounds(name: str, kind: str, gather: bool, geometry: Geometry) -> str:
+    """Declares the function that MLX is about to define, so that its registers suit the launch."""
+    experts = "const uint32_t* experts, " if gather else ""
+    return f"""namespace mlx::core::cu {{
+__global__ void __launch_bounds__({geometry.threads}, {geometry.resident}) custom_kernel_{name}(
+    const {kind}* x, const __grid_constant__ Shape x_shape, const __grid_constant__ int x_ndim,
+    const uint32_t* weights, const __grid_constant__ Shape weights_shape, const {kind}* scales,
+    const {kind}* biases, {experts}{kind}* y);
+}}
+"""
+
+
+@cache
+def source_text(name: str) -> str:
+    return (files("mlx_dspark.kernels.cuda_small_m") / name).read_text()
+
+
+class CudaSmallM:
+    """The kernel as the framework asks for it."""
+
+    name = "cuda-small-m"
+    version = 1
+    back_end = "cuda"
+    widths: Sequence[int] = (1, 2, 4, 8, 12, cases.MOST_ROWS)
+
+    def __init__(self, factory: Factory | None = None) -> None:
+        self._factory = factory
+
+    def refusal(self, source: Source, dtype: mx.Dtype) -> str | None:
+        return cases.refusal(source, dtype, experts=False)
+
+    def case(self, source: Source, dtype: mx.Dtype, width: int) -> Case:
+        return Case(str(MatrixShape.of(source, dtype)), width)
+
+    def check_cases(self) -> Sequence[Case]:
+        forms = [
+            (bits, group, dtype) for bits in cases.BITS for group in cases.GROUPS for dtype in cases.HALVES
+        ]
+        shapes = [MatrixShape(1040, 17 * group, bits, group, dtype) for bits, group, dtype in forms]
+        return [Case(str(shape), width) for shape in shapes for width in (5, cases.MOST_ROWS)]
+
+    def multiply(self, x: mx.array, source: Source, geometry: Any) -> mx.array:
+        return product(x, source, geometry, self._factory)
+
+    def draw(self, case: Case, seed: int) -> Inputs:
+        shape = MatrixShape.parse(case.shape)
+        return Inputs(shape.draw_rows(case.width, seed), shape.draw(seed))
+
+    def geometries(self, case: Case) -> Sequence[Geometry]:
+        return ways(MatrixShape.parse(case.shape), case.width)
+
+    def launch(self, inputs: Inputs, geometry: Any) -> mx.array:
+        return product(inputs.x, inputs.source, geometry, self._factory)
+
+    def stock(self, inputs: Inputs) -> mx.array:
+        x, source = inputs
+        assert source.scales is not None
+        return mx.quantized_matmul(
+            x,
+            source.weight,
+            source.scales,
+            source.biases,
+            transpose=True,
+            group_size=source.group_size,
+            bits=source.bits,
+        )
+
+    def reference(self, inputs: Inputs) -> NDArray[np.float32]:
+        return exact_product(inputs.x, inputs.source)
+
+    def tolerance(self, case: Case) -> float:
+        return ulp(MatrixShape.parse(case.shape).dtype)
+
+
+def kernel() -> CudaSmallM:
+    return CudaSmallM()

@@ -1,0 +1,1 @@
+"""Products of many rows with a quantized matrix that is dequantized once for all of them."""
