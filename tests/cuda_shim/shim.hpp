@@ -99,7 +99,7 @@ inline void run_block(int threads) {
   for (int i = 0; i < threads; i++) {
     Lane& lane = lanes[i];
     lane.thread = i;
-    lane.stack = std::make_unique<char[]>(STACK);
+    lane.stack = std::make_unique_for_overwrite<char[]>(STACK);
     getcontext(&lane.context);
     lane.context.uc_stack.ss_sp = lane.stack.get();
     lane.context.uc_stack.ss_size = STACK;

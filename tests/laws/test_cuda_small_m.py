@@ -73,7 +73,7 @@ def test_a_row_has_the_same_bits_in_any_company_and_launch(tmp_path: Path) -> No
     shape = MatrixShape(50, 640, 4, 64, mx.bfloat16)
     inputs = kernel.draw(Case(str(shape), 16), 0)
     whole = kernel.launch(inputs, Geometry(1, 2, 3, 1, 1))
-    for rows in range(1, 16):
+    for rows in (1, 2, 7, 8, 9, 15):
         some = kernel.launch(inputs._replace(x=mx.contiguous(inputs.x[:rows])), Geometry(1, 2, 3, 1, 1))
         assert mx.array_equal(some, whole[:rows]), rows
     for launch in (

@@ -50,7 +50,7 @@ class CudaSmallMExperts(CudaSmallM):
         return Sorted(shape.draw_rows(case.width, seed), shape.draw(seed), mx.sort(experts))
 
     def geometries(self, case: Case) -> Sequence[Geometry]:
-        return ways(MatrixShape.parse(case.shape), 8)
+        return [each for each in ways(MatrixShape.parse(case.shape), 8) if not each.hold]
 
     def launch(self, inputs: Sorted, geometry: Any) -> mx.array:  # type: ignore[override]
         return self.gather(inputs.x[:, None], inputs.source, inputs.experts, geometry)[:, 0]
