@@ -176,6 +176,29 @@ def test_rows_learn_apart_and_sources_are_parked_apart() -> None:
     assert good.caps()["dspark"] == 7
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("lookup", [(), (Source("lookup", 32, sporadic=True),)], ids=["alone", "with lookup"])
+def test_a_row_is_parked_by_the_drafter_that_always_has_a_draft(
+    lookup: tuple[Source, ...], rows: int
+) -> None:
+    policy = LiveCaps([*lookup, BLOCK], choose=False)
+    batch, clock = [policy.row() for _ in range(rows)], 0.0
+    parked = []
+    for _ in range(60):
+        caps = [row.caps(rows)["dspark"] for row in batch]
+        parked.append((not any(caps), all(row.parked(rows) for row in batch)))
+        seconds = steep(1 + max(caps))
+        for row, cap in zip(batch, caps, strict=True):
+            source = "dspark" if cap else ""
+            row.observe(
+                RoundReport(clock, clock + seconds, rows, 1 + max(caps), 1, cap, cap, 0, 1, 9, source)
+            )
+        clock += seconds
+    assert parked.count((True, True)) > 40
+    assert (False, True) not in parked
+    assert parked[0] == (True, False), "plain rounds are timed first"
+
+
 COSTS = {
     "flat": lambda rows, width: 0.010 + 0.0001 * rows * width,
     "by position": lambda rows, width: 0.006 + 0.004 * rows * width,
