@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_dspark.foundation.knobs import Choice, Drafts, Kind, Whole, shown
@@ -38,6 +38,9 @@ class Listed(Kind):
             and len({*value}) == len(value)
         )
 
+    def settled(self, value: Any) -> Any:
+        return value if value is None else tuple(map(self.item.settled, value))
+
     def shown(self, value: Any) -> str:
         if not isinstance(value, list | tuple):
             return shown(value)
@@ -70,6 +73,9 @@ class Caps(Kind):
 
     def accepts(self, value: Any) -> bool:
         return Drafts().accepts(value)
+
+    def settled(self, value: Any) -> Any:
+        return Drafts().settled(value)
 
 
 @dataclass(frozen=True)
@@ -107,3 +113,6 @@ class Draftings(Kind):
         if value.mode in self.bare:
             return value.max_draft is None
         return Choice(self.modes).accepts(value.mode) and Caps().accepts(value.max_draft)
+
+    def settled(self, value: Any) -> Any:
+        return replace(value, max_draft=Caps().settled(value.max_draft))

@@ -11,6 +11,7 @@ import pytest
 from mlx_dspark.cli import reference
 from mlx_dspark.cli.flags import negative_of, with_flags
 from mlx_dspark.cli.main import ONE_ANSWER, build_app, run
+from mlx_dspark.foundation.bench_settings import BenchmarkSettings
 from mlx_dspark.foundation.errors import RequestError, UsageError
 from mlx_dspark.foundation.knobs import Knob, Number, Switch, Whole
 from mlx_dspark.foundation.request import SamplingParams
@@ -211,6 +212,13 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.logit_bias == {1: -2.0, 5: 3.0, 7: 0.5}
     assert (loading.lookup_drafts, answer.seed, answer.chat_template) == (False, 5, False)
     assert answer.sampling.presence_penalty == -0.5
+
+
+@pytest.mark.parametrize("word", ["full", "auto"])
+def test_python_takes_the_words_that_a_flag_takes(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = LoadSettings.of({"max_draft": word})
+    assert given == _given(["--prompt", "a", "--max-draft", word], monkeypatch)[1]
+    assert BenchmarkSettings.of({"caps": [word, 3]}).caps == (given.max_draft, 3)
 
 
 def test_no_flags_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
