@@ -56,6 +56,11 @@ class Arm(Protocol):
     @property
     def label(self) -> str: ...
 
+    @property
+    def reason(self) -> str:
+        """Why its text may differ from plain decoding's with no fault of anybody's; empty for no reason."""
+        ...
+
     def takes(self, case: Case) -> bool:
         """Whether this arm can answer such a case."""
         ...
@@ -93,6 +98,8 @@ def session_of(parts: Parts, settings: LoadSettings, drafting: Drafting) -> Sess
 
 class OwnArm:
     """This program's own engine. Its policy lives on from case to case, as it does in a session."""
+
+    reason = ""
 
     def __init__(self, parts: Parts, settings: LoadSettings, drafting: Drafting, label: str = "") -> None:
         self.drafting = drafting

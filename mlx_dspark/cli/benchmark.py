@@ -174,7 +174,8 @@ class Told:
         from mlx_dspark.bench.report import bars, figures
 
         if self.found.interrupted:
-            note("Interrupted: this is what was measured until then.")
+            turns = "this is what was measured until then" if self.found.turns else "no turn was complete"
+            note(f"Interrupted: {turns}.")
         if self.settings.json:
             values = about | figures(self.found, self.lines, self.judged, self.decode)
             print(json.dumps(values, ensure_ascii=False))
@@ -206,7 +207,7 @@ class Told:
             case = self.found.cases[each.case]
             row = f", row {each.row}" if case.rows > 1 else ""
             print(f"{case.name}{row}, {self.found.arms[each.arm]}: {told(each.verdict, self.decode)}.")
-        if parted:
+        if any(each.verdict.kind == "tie" for each in parted):
             print(TIE_RULE)
         for group, width in noisy(self.lines, BASELINE).items():
             moved = f"plain decoding's own rate moved by {width:.0%} between trials"

@@ -201,7 +201,7 @@ def _print(outcome: Outcome, lines: list[dict[str, Any]], decode: Decode) -> Non
     for lane, verdict in zip(outcome.lanes, outcome.verdicts, strict=False):
         if not verdict.same:
             print(f"{lane.label} {told(verdict, decode)}.")
-    if any(verdict.gap is not None for verdict in outcome.verdicts):
+    if any(verdict.kind == "tie" for verdict in outcome.verdicts):
         print(TIE_RULE)
     if not outcome.same_reading:
         print("The arms read the prompt in different chunks, so their answers need not be the same.")
