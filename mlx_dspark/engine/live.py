@@ -11,7 +11,7 @@ from mlx_dspark.engine.cutting import Cutting
 from mlx_dspark.engine.prices import Prospects
 from mlx_dspark.engine.times import DEPTH_STEP, RoundTimes
 from mlx_dspark.foundation.curves import CostCurves
-from mlx_dspark.foundation.events import Outlook, RoundReport
+from mlx_dspark.foundation.events import UNKNOWN_OUTLOOK, Outlook, RoundReport
 from mlx_dspark.foundation.source import Source
 
 
@@ -229,6 +229,8 @@ class LiveRowCaps:
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         times = self._shared.times
         plain = times.seconds(rows, 1, depth=self._depth)
+        if not (times.measured(rows) or times.samples(rows, 1) >= _SourceCap.PLAIN_SAMPLES):
+            return UNKNOWN_OUTLOOK
         if width == 1:
             return Outlook(1.0 if plain else None, plain)
         if source in self._sources:
