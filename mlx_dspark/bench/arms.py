@@ -78,6 +78,17 @@ def label_of(drafting: Drafting) -> str:
     return f"{drafting.mode}{cap}"
 
 
+def distinct(arms: Sequence[Drafting], mode: str) -> tuple[list[Drafting], list[str]]:
+    """The arms, `auto` being the `mode` that it is here, each once; and what to say of those left out."""
+    kept: dict[Drafting, Drafting] = {}
+    remarks = []
+    for arm in arms:
+        meant = replace(arm, mode=mode) if arm.mode == "auto" else arm
+        if (first := kept.setdefault(meant, arm)) is not arm:
+            remarks.append(f"{label_of(arm)} is the same as {label_of(first)} here, and is left out")
+    return list(kept), remarks
+
+
 def session_of(parts: Parts, settings: LoadSettings, drafting: Drafting) -> Session:
     """A session for one caller in the main thread, over `parts`, drafted for in this way.
 

@@ -127,15 +127,14 @@ def _arms(
     settings: BenchmarkSettings, loading: LoadSettings, parts: Parts, progress: Progress
 ) -> Iterator[list[Arm]]:
     """Plain decoding first, then every mode with every cap, then stock mlx-lm."""
-    from mlx_dspark.bench.arms import OwnArm
+    from mlx_dspark.bench.arms import OwnArm, distinct
     from mlx_dspark.bench.stock import Stock, StockArm, stock_folder
 
     modes = settings.modes or dict.fromkeys((parts.mode, "lookup"))
-    draftings = dict.fromkeys(
-        Drafting(parts.mode if mode == "auto" else mode, cap)
-        for mode in modes
-        for cap in settings.caps or (None,)
-    )
+    named = [Drafting(mode, cap) for mode in modes for cap in settings.caps or (None,)]
+    draftings, remarks = distinct(named, parts.mode)
+    for remark in remarks:
+        note(f"mlx-dspark: {remark}.")
     arms: list[Arm] = [OwnArm(parts, loading, each) for each in (Drafting(BASELINE), *draftings)]
     with ExitStack() as open_things:
         if settings.against is not None:

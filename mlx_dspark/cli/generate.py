@@ -31,7 +31,7 @@ def generate(ask: AskSettings, loading: LoadSettings, answer: GenerateSettings) 
             field="logprobs",
         )
     require_output()
-    prompt = _read(ask.prompt)
+    prompt = read_prompt(ask.prompt)
     check_prompt(prompt, answer.system, chat_template=answer.chat_template)
     progress = Progress()
     session = open_session(loading, progress)
@@ -61,7 +61,7 @@ def _weights(report: CpuWeightsReport | None) -> dict[str, object] | None:
     return {"choice": report.choice, "reason": report.reason, "timings": timings}
 
 
-def _read(prompt: str) -> str:
+def read_prompt(prompt: str) -> str:
     """The prompt, or standard input for `-`. Raises EmptyPrompt or RequestError."""
     if prompt != "-":
         return prompt

@@ -46,7 +46,8 @@ _TOP_LEVEL_FLAGS = ("--help", "-h", "--version")
 
 ACCEPT_LENGTH = (
     "Accept length: tokens committed per verify round, the target's own included; 1 when no draft was "
-    "accepted, - when nothing was drafted."
+    "accepted, - when nothing was drafted. Cap: the most drafts allowed in a round; the closing line tells "
+    "that of most rounds that drafted and, where others had another, the least and the greatest."
 )
 
 _EPILOGUE = 'mlx-dspark --prompt "..." is short for generate. `mlx-dspark COMMAND --help` lists its flags.'

@@ -147,7 +147,7 @@ def _cap(result: Result) -> str:
     if not result.drafted or not drafting:
         return ""
     usual = max(drafting, key=lambda cap: drafting[cap])
-    return f"cap {usual}" if len(drafting) == 1 else f"cap {usual} of {min(drafting)} to {max(drafting)}"
+    return f"cap {usual}" if len(drafting) == 1 else f"cap {usual}, from {min(drafting)} to {max(drafting)}"
 
 
 def against_plain(result: Result) -> str:

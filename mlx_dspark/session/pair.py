@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -22,6 +23,7 @@ from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
 from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
 from mlx_dspark.session.fits import MemoryGuard, config_of
+from mlx_dspark.session.overlong import overlong
 from mlx_dspark.session.registered import (
     Registered,
     may_be_registered,
@@ -90,7 +92,7 @@ class Parts:
         """An engine around the parts, ready to answer, or to follow rank 0.
 
         It has a thread of its own, which is the only one to call MLX, unless `own_thread` is False: such a
-        session is for one caller in the main thread.
+        session is for one caller in the main thread. Warns of a `max_draft` that no drafter reaches.
         """
         return Session(
             self._engine(own_thread),
@@ -125,6 +127,8 @@ class Parts:
         sources = self.drafter.sources if self.drafter is not None else ()
         unmeasured = self.max_draft is None and curves is None and self.acceptance
         asked = "auto" if unmeasured else self.max_draft
+        if remark := overlong(self.max_draft, sources):
+            warnings.warn(remark, stacklevel=3)
         cap = cap_policy(asked, sources, curves=curves, acceptance=self.acceptance)
         if own_thread:
             meter = self._meter(cap)
