@@ -13,7 +13,7 @@ from mlx_dspark.cli.ranks import follow, follows, refuse_input_without_end
 from mlx_dspark.cli.show import Progress, closing_line, note, open_session, printing
 from mlx_dspark.cli.streams import require_input, require_output
 from mlx_dspark.foundation.errors import EmptyPrompt, UsageError
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
+from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, from_environment
 
 if TYPE_CHECKING:
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
@@ -24,7 +24,8 @@ def generate(ask: AskSettings, loading: LoadSettings, answer: GenerateSettings) 
     """Answer one prompt."""
     if follows():
         return follow(loading)
-    if answer.logprobs is not None and not ask.json:
+    asked = answer.logprobs is not None and not from_environment(answer, "logprobs")
+    if asked and not ask.json:
         raise UsageError(
             "logprobs is set, and only JSON output shows them.",
             "Add --json, or leave it out.",

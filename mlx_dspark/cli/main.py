@@ -81,7 +81,7 @@ def _reported(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except DsparkError as error:
-        report(error)
+        report(error, arguments)
         return error.exit_code
     except KeyboardInterrupt:
         note("")
@@ -98,8 +98,12 @@ def _dispatch(arguments: Sequence[str]) -> int:
     try:
         code = app(_joined(tokens), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        raise explained(error, [name for name in app if not name.startswith("-")]) from error
+        raise explained(error, {name: _flags_of(app, name) for name in app if name[0] != "-"}) from error
     return code if isinstance(code, int) else 0
+
+
+def _flags_of(app: App, command: str) -> set[str]:
+    return {flag for argument in app[command].assemble_argument_collection() for flag in argument.names}
 
 
 def _strays(command: str) -> list[str]:

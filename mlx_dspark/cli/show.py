@@ -14,7 +14,13 @@ from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
 from mlx_dspark.foundation.knobs import Knob
 from mlx_dspark.foundation.serve_settings import ServeSettings
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
+from mlx_dspark.foundation.settings import (
+    AskSettings,
+    GenerateSettings,
+    LoadSettings,
+    TrainSettings,
+    in_environment,
+)
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import LoadProgress
@@ -186,12 +192,15 @@ def noted_warnings() -> Iterator[None]:
         yield
 
 
-def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
-    """An error as one sentence and a next step; a setting is called by its flag."""
+def complain(error: DsparkError, who: str = "mlx-dspark", arguments: Sequence[str] = ()) -> None:
+    """An error as one sentence and a next step; a setting is called by its flag, or by its variable where the
+    environment gave it and not one of the `arguments`."""
     sentence, knob = error.sentence, _flags().get(error.field or "")
     of_a_file = isinstance(error, BadCheckpoint)
     if knob is not None and not of_a_file and sentence.startswith(f"{knob.name} "):
-        sentence = knob.flag + sentence.removeprefix(knob.name)
+        given = any(each.partition("=")[0] == knob.flag for each in arguments)
+        called = knob.env if in_environment(knob) and not given else knob.flag
+        sentence = called + sentence.removeprefix(knob.name)
     note(f"{who}: {sentence} {error.next_step}".rstrip())
 
 

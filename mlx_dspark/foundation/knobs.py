@@ -49,6 +49,11 @@ class Kind(ABC):
         """A refused value, as a person would write it."""
         return shown(value)
 
+    def fault(self, value: Any) -> str:
+        """What is wrong with a refused value, to follow its name and `is ...,`."""
+        del value
+        return "which is not a value it takes"
+
 
 @dataclass(frozen=True)
 class Number(Kind):
@@ -336,7 +341,7 @@ class Knob:
         seen = brief(value) if quoted else self.kind.shown(value)
         names = [str(name) for name in self.kind.names] if isinstance(self.kind, Choice) else []
         return UsageError(
-            f"{called} is {seen}, which is not a value it takes.",
+            f"{called} is {seen}, {self.kind.fault(value)}.",
             f"{suggestion(self.kind.shown(value), names)} Give {self.kind.want}.".strip(),
             field=self.name,
         )

@@ -46,6 +46,13 @@ class Listed(Kind):
             return shown(value)
         return ",".join(map(self.item.shown, value))
 
+    def fault(self, value: Any) -> str:
+        if isinstance(value, list | tuple) and all(map(self.item.accepts, value)):
+            twice = [each for i, each in enumerate(value) if each in value[:i]]
+            if twice:
+                return f"where {self.item.shown(twice[0])} is named twice"
+        return super().fault(value)
+
 
 class Sizes(Whole):
     """A number of tokens; `k` after it stands for 1024."""

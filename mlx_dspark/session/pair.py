@@ -19,7 +19,7 @@ from mlx_dspark.foundation.errors import (
     UsageError,
 )
 from mlx_dspark.foundation.paths import default_cache_dir
-from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.foundation.settings import LoadSettings, from_environment
 from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
 from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
 from mlx_dspark.session.fits import MemoryGuard, config_of
@@ -463,6 +463,8 @@ _USED_WITH = {
 
 def _refuse_unused(settings: LoadSettings, unused: Sequence[str], advice: str) -> None:
     for name in _set_knobs(settings, unused):
+        if from_environment(settings, name):
+            continue
         raise UsageError(
             f"{name} is set, and nothing here would use it.", f"Leave it out, or {advice}.", field=name
         )
