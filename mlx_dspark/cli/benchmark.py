@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from mlx_dspark.cli.ranks import refuse_ranks
-from mlx_dspark.cli.show import Progress, note, weights_line
+from mlx_dspark.cli.show import Progress, note, states_line, weights_line
 from mlx_dspark.cli.streams import require_output
 from mlx_dspark.foundation.bench_settings import BASELINE, MLX_LM, TERMINAL, BenchmarkSettings
 from mlx_dspark.foundation.errors import UsageError
@@ -58,7 +58,7 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     before = state_now()
     with _arms(settings, loading, parts, progress) as arms:
         progress.clear()
-        note(loaded_line(parts))
+        note(loaded_line(parts, loading))
         found = measure(arms, cases, trials=settings.trials, seed=settings.order_seed, tell=progress.tell)
     progress.tell("judging")
     judged = judge(found, 0, lambda tokens, expected, got: logit_gap(parts.target, tokens, expected, got))
@@ -216,9 +216,10 @@ class Told:
                 print(f"{line.group}, {line.arm}: {trouble}")
 
 
-def loaded_line(parts: Parts) -> str:
-    """What was loaded, and how its weights are held."""
-    about = [parts.name, f"drafting: {parts.mode}", weights_line(parts.weights), str(parts.calibration or "")]
+def loaded_line(parts: Parts, loading: LoadSettings) -> str:
+    """What was loaded, and how its weights, keys and values are held."""
+    about = [parts.name, f"drafting: {parts.mode}", weights_line(parts.weights), states_line(loading)]
+    about.append(str(parts.calibration or ""))
     line = " · ".join(part for part in about if part)
     return f"{line}\n{parts.pairing}" if parts.pairing else line
 

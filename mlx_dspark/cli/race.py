@@ -55,7 +55,7 @@ def race(settings: RaceSettings, loading: LoadSettings) -> int:
     prompt = asked or (COPYING if parts.mode == "lookup" else TASK)
     named = _racing(settings, parts.mode)
     arms = {label_of(arm): session_of(parts, loading, arm) for arm in named}
-    note(f"{loaded_line(parts)}\n\n{prompt}\n")
+    note(f"{loaded_line(parts, loading)}\n\n{prompt}\n")
     with _shown(settings, progress) as show:
         outcome = run_race(
             arms,

@@ -77,7 +77,7 @@ def open_session(loading: LoadSettings, progress: Progress) -> Session:
     parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
     session = parts.session(own_thread=False)
     progress.clear()
-    about = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
+    about = [session.name, f"drafting: {session.mode}", weights_line(session.weights), states_line(loading)]
     about.append(str(session.calibration or ""))
     note(" · ".join(part for part in about if part))
     for remark in (session.pairing, session.requantized):
@@ -92,6 +92,11 @@ def weights_line(report: CpuWeightsReport | None) -> str:
         return ""
     ordinary = report.reason in ("measured", "remembered", "pinned")
     return f"weights: {report.choice}" + ("" if ordinary else f" ({report.reason})")
+
+
+def states_line(loading: LoadSettings) -> str:
+    """In how many bits keys and values are held, where that was asked for; else empty."""
+    return f"keys and values: {loading.kv_bits} bits" if loading.kv_bits is not None else ""
 
 
 def printing(events: Iterable[SessionEvent], out: TextIO) -> Iterator[SessionEvent]:

@@ -546,6 +546,17 @@ def test_the_closing_line_tells_the_usual_cap_and_the_range(caps: dict[int, int]
     assert told in closing_line(result)
 
 
+@pytest.mark.parametrize("bits", [None, "8"])
+def test_the_first_line_says_how_keys_and_values_are_held(
+    cli: Cli, home: Path, bits: str | None, tmp_path: Path
+) -> None:
+    folder = save_tiny(tmp_path / "wide", head_dim=64)
+    words = ("--model", str(folder), *ASK[2:], *(("--kv-bits", bits) if bits else ()))
+    done = cli("generate", *words)
+    assert done.code == 0
+    assert ("keys and values: 8 bits" in done.err) == (bits is not None)
+
+
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize(("pin", "said"), [("99", 1), ("64", 0)])
 def test_a_cap_that_no_drafter_reaches_is_told_once(cli: Cli, pin: str, said: int) -> None:
