@@ -56,6 +56,11 @@ class Arm(Protocol):
     @property
     def label(self) -> str: ...
 
+    @property
+    def reason(self) -> str:
+        """Why its text may differ from plain decoding's with no fault of anybody's; empty for no reason."""
+        ...
+
     def takes(self, case: Case) -> bool:
         """Whether this arm can answer such a case."""
         ...
@@ -71,6 +76,17 @@ def label_of(drafting: Drafting) -> str:
         "" if drafting.max_draft is None else f" {'full' if drafting.max_draft == 0 else drafting.max_draft}"
     )
     return f"{drafting.mode}{cap}"
+
+
+def distinct(arms: Sequence[Drafting], mode: str) -> tuple[list[Drafting], list[str]]:
+    """The arms, `auto` being the `mode` that it is here, each once; and what to say of those left out."""
+    kept: dict[Drafting, Drafting] = {}
+    remarks = []
+    for arm in arms:
+        meant = replace(arm, mode=mode) if arm.mode == "auto" else arm
+        if (first := kept.setdefault(meant, arm)) is not arm:
+            remarks.append(f"{label_of(arm)} is the same as {label_of(first)} here, and is left out")
+    return list(kept), remarks
 
 
 def session_of(parts: Parts, settings: LoadSettings, drafting: Drafting) -> Session:
@@ -93,6 +109,8 @@ def session_of(parts: Parts, settings: LoadSettings, drafting: Drafting) -> Sess
 
 class OwnArm:
     """This program's own engine. Its policy lives on from case to case, as it does in a session."""
+
+    reason = ""
 
     def __init__(self, parts: Parts, settings: LoadSettings, drafting: Drafting, label: str = "") -> None:
         self.drafting = drafting

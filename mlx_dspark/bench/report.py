@@ -11,6 +11,7 @@ from mlx_dspark.bench.stats import Spread
 from mlx_dspark.bench.suite import Judged, Measurement
 from mlx_dspark.bench.summary import Line, noisy
 from mlx_dspark.bench.verdict import TIE_FACTOR, Verdict
+from mlx_dspark.foundation.bench_settings import BASELINE
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,6 +88,8 @@ def told(verdict: Verdict, decode: Decode) -> str:
     ]
     where = f"differs at token {verdict.at}: {tokens[1]}, where plain decoding has {tokens[0]}"
     gap = verdict.gap
+    if verdict.reason:
+        return f"{where}; no fault: {verdict.reason}"
     if gap is None:
         return f"{where}; the target was not asked"
     kind = "a floating-point tie" if gap.tie else "not a floating-point tie"
@@ -132,12 +135,12 @@ def _drafts(lines: Sequence[Line]) -> Table:
     heads = ("prompts", "arm", "accept length", "accepted", "cap", "parked", "reached: 1, 2, ... drafts")
     table = Table(*heads, title="drafts", title_justify="left")
     for line in lines:
-        if line.rounds and line.drafted:
+        if line.rounds and (line.drafted or line.arm != BASELINE):
             table.add_row(
                 line.group,
                 line.arm,
-                f"{line.accept_length:.2f}",
-                f"{line.accepted}/{line.drafted}",
+                "-" if line.accept_length is None else f"{line.accept_length:.2f}",
+                f"{line.accepted}/{line.drafted}" if line.drafted else "drafted nothing",
                 str(line.cap),
                 f"{line.parked_rounds}/{line.rounds}",
                 " ".join(f"{share:.2f}" for share in line.reached[:SHOWN_POSITIONS]),

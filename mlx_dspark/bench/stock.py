@@ -106,6 +106,12 @@ class Stock:
         )
 
 
+QUANTIZES_LATER = (
+    "stock mlx-lm reads the first chunk of a prompt before it quantizes what it keeps of it, and here every "
+    "token is quantized at once"
+)
+
+
 class StockArm:
     """Stock mlx-lm, alone or with its draft-model mode, on cases of one row."""
 
@@ -117,6 +123,7 @@ class StockArm:
         self._end_ids = end_ids
         self._draft = draft
         self.label = f"{MLX_LM} draft model" if draft else MLX_LM
+        self.reason = "" if settings.kv_bits is None else QUANTIZES_LATER
 
     def takes(self, case: Case) -> bool:
         return case.rows == 1

@@ -19,13 +19,17 @@ AskGap = Callable[[Sequence[int], int, int], Gap]
 
 @dataclass
 class Measurement:
-    """What was measured: by case and arm, both as indices, the turns taken, in order of trials."""
+    """What was measured: by case and arm, both as indices, the turns taken, in order of trials.
+
+    `reasons`: by arm, why its text may differ with no fault of anybody's, where there is a reason.
+    """
 
     arms: Sequence[str]
     cases: Sequence[Case]
     trials: int
     turns: dict[tuple[int, int], list[Measured]] = field(default_factory=dict)
     interrupted: bool = False
+    reasons: Mapping[int, str] = field(default_factory=dict)
 
     def taken(self, case: int, arm: int) -> Sequence[Measured]:
         return self.turns.get((case, arm), ())
@@ -35,7 +39,8 @@ def measure(
     arms: Sequence[Arm], cases: Sequence[Case], *, trials: int, seed: int, tell: Tell = lambda *_: None
 ) -> Measurement:
     """Warm up every arm, then let all take their turns. An interrupt ends it, and what is measured stays."""
-    found = Measurement([arm.label for arm in arms], cases, trials)
+    reasons = {i: arm.reason for i, arm in enumerate(arms) if arm.reason}
+    found = Measurement([arm.label for arm in arms], cases, trials, reasons=reasons)
     taking_part = [[i for i, arm in enumerate(arms) if arm.takes(case)] for case in cases]
     total = trials * sum(map(len, taking_part))
     try:
@@ -113,6 +118,8 @@ def _asked(
     found: Measurement, truth: Mapping[tuple[int, ...], tuple[int, ...]], judged: Judged, ask: AskGap
 ) -> Verdict:
     prompt = found.cases[judged.case].prompts[judged.row]
+    if not judged.verdict.same and judged.arm in found.reasons:
+        return replace(judged.verdict, reason=found.reasons[judged.arm])
     return with_gap(judged.verdict, prompt, truth[prompt], ask)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 TIE_FACTOR = 4.0
 """A gap of so many times the rounding that was seen is a tie: two logits move, each in both answers."""
 
-Kind = Literal["identical", "tie", "differs", "unjudged"]
+Kind = Literal["identical", "tie", "differs", "explained", "unjudged"]
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
@@ -45,7 +45,7 @@ class Verdict:
     """An arm's answer against the reference's.
 
     Where they differ: the place, and the token of each, None where an answer had ended; `gap` is None where
-    the target was not asked.
+    the target was not asked. `reason`: why the arm may differ with no fault of anybody's; empty for none.
     """
 
     same: bool
@@ -53,12 +53,15 @@ class Verdict:
     expected: int | None = None
     got: int | None = None
     gap: Gap | None = None
+    reason: str = ""
 
     @property
     def kind(self) -> Kind:
         """In one word."""
         if self.same:
             return "identical"
+        if self.reason:
+            return "explained"
         if self.gap is None:
             return "unjudged"
         return "tie" if self.gap.tie else "differs"

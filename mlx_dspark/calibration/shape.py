@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlx_dspark.foundation.curves import CostCurves
+from mlx_dspark.foundation.curves import CostCurves, rising
 
 BEND = 0.08
 """A curve that strays less than this from a straight line has no knee."""
 
 
 def verify_curve(curves: CostCurves, *, depth: int | None = None) -> dict[int, float]:
-    """Seconds of a round of one row without its drafting, by width, at `depth` (None: the least)."""
+    """Seconds of a round of one row without its drafting, by width, at `depth` (None: the least); level
+    where it would fall."""
     points = [point for point in curves.verify if point.rows == 1]
     depth = min(point.depth for point in points) if depth is None else depth
-    return {p.width: p.seconds + curves.overhead for p in points if p.depth == depth}
+    return rising({p.width: p.seconds + curves.overhead for p in points if p.depth == depth})
 
 
 def knee(curve: dict[int, float]) -> int | None:

@@ -172,7 +172,7 @@ class Machine:
             committed=accepted + 1,
             depth=depth,
             source=source,
-            parked=row.parked(),
+            parked=row.parked() and not drafted,
             drafted_together=drafted,
             outlook=row.outlook(1, source, drafted, drafted + 1),
         )

@@ -147,7 +147,8 @@ def _load_folder(ref: ModelRef) -> Checkpoint:
     stored = check_folder(ref.path, trust_remote_code=trust)
     declared = _declared_eos(ref.path, stored)
     model, config = stored_model(ref.path, stored, trust_remote_code=trust)
-    with _blaming(f"The tokenizer of {ref.path}"), tokenizer_errors():
+    config_file = str(ref.path / "config.json")
+    with _blaming(f"The tokenizer of {ref.path}", config_file), tokenizer_errors():
         tokenizer = without_length_warning(
             load_tokenizer(ref.path, {"trust_remote_code": trust}, eos_token_ids=sorted(declared))
         )
@@ -230,16 +231,26 @@ _LOADER_FAULTS = (
 
 
 @contextmanager
-def _blaming(part: str) -> Iterator[None]:
-    """What a foreign loader raises about a folder's content becomes BadCheckpoint, naming `part`."""
+def _blaming(part: str, config: str = "") -> Iterator[None]:
+    """What a foreign loader raises of a folder's content becomes BadCheckpoint, naming `part`; or `config`,
+    where it is a value in there."""
     try:
         yield
     except _LOADER_FAULTS as error:
-        detail = str(error).partition("\n")[0].rstrip(". :") or "its loader failed"
+        at_fault = config if config and isinstance(error, StrictDataclassError) else part
         raise BadCheckpoint(
-            f"{part} cannot be loaded: {detail}.",
+            f"{at_fault} cannot be loaded: {_detail(error)}.",
             "Check that its config, weights and tokenizer belong together.",
         ) from error
+
+
+def _detail(error: Exception) -> str:
+    """What a foreign error says: its first line, and the second where the first only announces it."""
+    if isinstance(error, KeyError) and len(error.args) == 1:
+        return f"it has no {error.args[0]!r}"
+    first, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    told = f"{first} {more[0]}" if more and first.endswith(":") else first
+    return told.rstrip(". :,") or "its loader failed"
 
 
 def _evaluate(model: nn.Module, name: str, progress: Progress) -> None:

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 from mlx_dspark.cli.ranks import refuse_ranks
-from mlx_dspark.cli.show import Progress, note, weights_line
+from mlx_dspark.cli.show import Progress, note, states_line, weights_line
 from mlx_dspark.cli.streams import require_output
 from mlx_dspark.foundation.bench_settings import BASELINE, MLX_LM, TERMINAL, BenchmarkSettings
 from mlx_dspark.foundation.errors import UsageError
@@ -58,7 +58,7 @@ def benchmark(settings: BenchmarkSettings, loading: LoadSettings) -> int:
     before = state_now()
     with _arms(settings, loading, parts, progress) as arms:
         progress.clear()
-        note(loaded_line(parts))
+        note(loaded_line(parts, loading))
         found = measure(arms, cases, trials=settings.trials, seed=settings.order_seed, tell=progress.tell)
     progress.tell("judging")
     judged = judge(found, 0, lambda tokens, expected, got: logit_gap(parts.target, tokens, expected, got))
@@ -127,15 +127,14 @@ def _arms(
     settings: BenchmarkSettings, loading: LoadSettings, parts: Parts, progress: Progress
 ) -> Iterator[list[Arm]]:
     """Plain decoding first, then every mode with every cap, then stock mlx-lm."""
-    from mlx_dspark.bench.arms import OwnArm
+    from mlx_dspark.bench.arms import OwnArm, distinct
     from mlx_dspark.bench.stock import Stock, StockArm, stock_folder
 
     modes = settings.modes or dict.fromkeys((parts.mode, "lookup"))
-    draftings = dict.fromkeys(
-        Drafting(parts.mode if mode == "auto" else mode, cap)
-        for mode in modes
-        for cap in settings.caps or (None,)
-    )
+    named = [Drafting(mode, cap) for mode in modes for cap in settings.caps or (None,)]
+    draftings, remarks = distinct(named, parts.mode)
+    for remark in remarks:
+        note(f"mlx-dspark: {remark}.")
     arms: list[Arm] = [OwnArm(parts, loading, each) for each in (Drafting(BASELINE), *draftings)]
     with ExitStack() as open_things:
         if settings.against is not None:
@@ -174,7 +173,8 @@ class Told:
         from mlx_dspark.bench.report import bars, figures
 
         if self.found.interrupted:
-            note("Interrupted: this is what was measured until then.")
+            turns = "this is what was measured until then" if self.found.turns else "no turn was complete"
+            note(f"Interrupted: {turns}.")
         if self.settings.json:
             values = about | figures(self.found, self.lines, self.judged, self.decode)
             print(json.dumps(values, ensure_ascii=False))
@@ -206,7 +206,7 @@ class Told:
             case = self.found.cases[each.case]
             row = f", row {each.row}" if case.rows > 1 else ""
             print(f"{case.name}{row}, {self.found.arms[each.arm]}: {told(each.verdict, self.decode)}.")
-        if parted:
+        if any(each.verdict.kind == "tie" for each in parted):
             print(TIE_RULE)
         for group, width in noisy(self.lines, BASELINE).items():
             moved = f"plain decoding's own rate moved by {width:.0%} between trials"
@@ -216,9 +216,10 @@ class Told:
                 print(f"{line.group}, {line.arm}: {trouble}")
 
 
-def loaded_line(parts: Parts) -> str:
-    """What was loaded, and how its weights are held."""
-    about = [parts.name, f"drafting: {parts.mode}", weights_line(parts.weights), str(parts.calibration or "")]
+def loaded_line(parts: Parts, loading: LoadSettings) -> str:
+    """What was loaded, and how its weights, keys and values are held."""
+    about = [parts.name, f"drafting: {parts.mode}", weights_line(parts.weights), states_line(loading)]
+    about.append(str(parts.calibration or ""))
     line = " · ".join(part for part in about if part)
     return f"{line}\n{parts.pairing}" if parts.pairing else line
 

@@ -20,7 +20,7 @@ from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.pictures import check_picture
-from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.foundation.settings import LoadSettings, from_environment
 
 NOT_BELIEVED = 2
 """The exit code where what was measured is not kept."""
@@ -94,7 +94,8 @@ def _show(own: CalibrateSettings, loading: LoadSettings) -> int:
 def _refuse_unused(loading: LoadSettings) -> None:
     for knob in LoadSettings.knobs():
         used = knob.name in ("model", "trust_remote_code")
-        if not used and getattr(loading, knob.name) != knob.default:
+        given = getattr(loading, knob.name) != knob.default and not from_environment(loading, knob.name)
+        if given and not used:
             raise UsageError(
                 f"{knob.name} is set, and --show tells of everything measured with the model.",
                 "Leave one of the two out.",

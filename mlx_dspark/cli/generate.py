@@ -13,7 +13,7 @@ from mlx_dspark.cli.ranks import follow, follows, refuse_input_without_end
 from mlx_dspark.cli.show import Progress, closing_line, note, open_session, printing
 from mlx_dspark.cli.streams import require_input, require_output
 from mlx_dspark.foundation.errors import EmptyPrompt, UsageError
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings
+from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, from_environment
 
 if TYPE_CHECKING:
     from mlx_dspark.kernels.dispatch import CpuWeightsReport
@@ -24,14 +24,15 @@ def generate(ask: AskSettings, loading: LoadSettings, answer: GenerateSettings) 
     """Answer one prompt."""
     if follows():
         return follow(loading)
-    if answer.logprobs is not None and not ask.json:
+    asked = answer.logprobs is not None and not from_environment(answer, "logprobs")
+    if asked and not ask.json:
         raise UsageError(
             "logprobs is set, and only JSON output shows them.",
             "Add --json, or leave it out.",
             field="logprobs",
         )
     require_output()
-    prompt = _read(ask.prompt)
+    prompt = read_prompt(ask.prompt)
     check_prompt(prompt, answer.system, chat_template=answer.chat_template)
     progress = Progress()
     session = open_session(loading, progress)
@@ -64,7 +65,7 @@ def _weights(report: CpuWeightsReport | None) -> dict[str, object] | None:
     return {"choice": report.choice, "reason": report.reason, "timings": timings}
 
 
-def _read(prompt: str) -> str:
+def read_prompt(prompt: str) -> str:
     """The prompt, or standard input for `-`. Raises EmptyPrompt or RequestError."""
     if prompt != "-":
         return prompt

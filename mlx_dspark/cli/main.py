@@ -47,7 +47,8 @@ _TOP_LEVEL_FLAGS = ("--help", "-h", "--version")
 
 ACCEPT_LENGTH = (
     "Accept length: tokens committed per verify round, the target's own included; 1 when no draft was "
-    "accepted, - when nothing was drafted."
+    "accepted, - when nothing was drafted. Cap: the most drafts allowed in a round; the closing line tells "
+    "that of most rounds that drafted and, where others had another, the least and the greatest."
 )
 
 _EPILOGUE = 'mlx-dspark --prompt "..." is short for generate. `mlx-dspark COMMAND --help` lists its flags.'
@@ -81,7 +82,7 @@ def _reported(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
         return code
     except DsparkError as error:
-        report(error)
+        report(error, arguments)
         return error.exit_code
     except KeyboardInterrupt:
         note("")
@@ -98,8 +99,12 @@ def _dispatch(arguments: Sequence[str]) -> int:
     try:
         code = app(_joined(tokens), exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        raise explained(error, [name for name in app if not name.startswith("-")]) from error
+        raise explained(error, {name: _flags_of(app, name) for name in app if name[0] != "-"}) from error
     return code if isinstance(code, int) else 0
+
+
+def _flags_of(app: App, command: str) -> set[str]:
+    return {flag for argument in app[command].assemble_argument_collection() for flag in argument.names}
 
 
 def _strays(command: str) -> list[str]:

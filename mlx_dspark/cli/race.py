@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from mlx_dspark.chat.template import check_prompt
 from mlx_dspark.cli.benchmark import INTERRUPTED, console_of, loaded_line
 from mlx_dspark.cli.demo import COPYING, TASK
+from mlx_dspark.cli.generate import read_prompt
 from mlx_dspark.cli.ranks import refuse_ranks
 from mlx_dspark.cli.show import Progress, accept_length, note
 from mlx_dspark.cli.streams import require_output
 from mlx_dspark.foundation.bench_settings import BASELINE, CONTROL, RaceSettings
+from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.lists import Drafting
 from mlx_dspark.foundation.settings import GenerateSettings, LoadSettings
 
@@ -43,19 +45,17 @@ def race(settings: RaceSettings, loading: LoadSettings) -> int:
     from mlx_dspark.session.pair import load_parts
 
     refuse_ranks("race")
-    if settings.prompt is not None:
-        check_prompt(settings.prompt, settings.system)
+    asked = None if settings.prompt is None else read_prompt(settings.prompt)
+    if asked is not None:
+        check_prompt(asked, settings.system)
     require_output()
     progress = Progress()
     parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
     progress.clear()
-    prompt = settings.prompt or (COPYING if parts.mode == "lookup" else TASK)
-    named = [
-        Drafting(parts.mode, arm.max_draft) if arm.mode == "auto" else arm
-        for arm in settings.arms or DEFAULT_ARMS
-    ]
+    prompt = asked or (COPYING if parts.mode == "lookup" else TASK)
+    named = _racing(settings, parts.mode)
     arms = {label_of(arm): session_of(parts, loading, arm) for arm in named}
-    note(f"{loaded_line(parts)}\n\n{prompt}\n")
+    note(f"{loaded_line(parts, loading)}\n\n{prompt}\n")
     with _shown(settings, progress) as show:
         outcome = run_race(
             arms,
@@ -77,6 +77,20 @@ def race(settings: RaceSettings, loading: LoadSettings) -> int:
         lambda id_: parts.tokenizer.decode([id_]),
     )
     return INTERRUPTED if outcome.interrupted else 0
+
+
+def _racing(settings: RaceSettings, mode: str) -> list[Drafting]:
+    """The arms, each once. Raises UsageError where fewer than two are left."""
+    from mlx_dspark.bench.arms import distinct
+
+    named, remarks = distinct(settings.arms or DEFAULT_ARMS, mode)
+    if len(named) < 2:
+        raise UsageError(
+            f"arms leaves one arm to race: {', '.join(remarks)}.", "Name two that differ.", field="arms"
+        )
+    for remark in remarks:
+        note(f"mlx-dspark: {remark}.")
+    return named
 
 
 @contextmanager
@@ -201,7 +215,7 @@ def _print(outcome: Outcome, lines: list[dict[str, Any]], decode: Decode) -> Non
     for lane, verdict in zip(outcome.lanes, outcome.verdicts, strict=False):
         if not verdict.same:
             print(f"{lane.label} {told(verdict, decode)}.")
-    if any(verdict.gap is not None for verdict in outcome.verdicts):
+    if any(verdict.kind == "tie" for verdict in outcome.verdicts):
         print(TIE_RULE)
     if not outcome.same_reading:
         print("The arms read the prompt in different chunks, so their answers need not be the same.")

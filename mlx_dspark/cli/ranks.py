@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from mlx_dspark.cli.show import complain
@@ -49,7 +50,7 @@ def refuse_input_without_end() -> None:
         )
 
 
-def report(error: DsparkError) -> None:
-    """`complain`, naming the rank where it is not 0."""
+def report(error: DsparkError, arguments: Sequence[str] = ()) -> None:
+    """`complain` of a command line, naming the rank where it is not 0."""
     rank = launched_rank()
-    complain(error, who=f"mlx-dspark (rank {rank})" if rank else "mlx-dspark")
+    complain(error, who=f"mlx-dspark (rank {rank})" if rank else "mlx-dspark", arguments=arguments)

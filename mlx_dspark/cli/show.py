@@ -14,7 +14,13 @@ from mlx_dspark.foundation.errors import BadCheckpoint, DsparkError
 from mlx_dspark.foundation.events import Committed, Prefilled, Text
 from mlx_dspark.foundation.knobs import Knob
 from mlx_dspark.foundation.serve_settings import ServeSettings
-from mlx_dspark.foundation.settings import AskSettings, GenerateSettings, LoadSettings, TrainSettings
+from mlx_dspark.foundation.settings import (
+    AskSettings,
+    GenerateSettings,
+    LoadSettings,
+    TrainSettings,
+    in_environment,
+)
 
 if TYPE_CHECKING:
     from mlx_dspark.catalog.progress import LoadProgress
@@ -71,7 +77,7 @@ def open_session(loading: LoadSettings, progress: Progress) -> Session:
     parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
     session = parts.session(own_thread=False)
     progress.clear()
-    about = [session.name, f"drafting: {session.mode}", weights_line(session.weights)]
+    about = [session.name, f"drafting: {session.mode}", weights_line(session.weights), states_line(loading)]
     about.append(str(session.kernels or ""))
     about.append(str(session.calibration or ""))
     note(" · ".join(part for part in about if part))
@@ -87,6 +93,11 @@ def weights_line(report: CpuWeightsReport | None) -> str:
         return ""
     ordinary = report.reason in ("measured", "remembered", "pinned")
     return f"weights: {report.choice}" + ("" if ordinary else f" ({report.reason})")
+
+
+def states_line(loading: LoadSettings) -> str:
+    """In how many bits keys and values are held, where that was asked for; else empty."""
+    return f"keys and values: {loading.kv_bits} bits" if loading.kv_bits is not None else ""
 
 
 def printing(events: Iterable[SessionEvent], out: TextIO) -> Iterator[SessionEvent]:
@@ -148,7 +159,7 @@ def _cap(result: Result) -> str:
     if not result.drafted or not drafting:
         return ""
     usual = max(drafting, key=lambda cap: drafting[cap])
-    return f"cap {usual}" if len(drafting) == 1 else f"cap {usual} of {min(drafting)} to {max(drafting)}"
+    return f"cap {usual}" if len(drafting) == 1 else f"cap {usual}, from {min(drafting)} to {max(drafting)}"
 
 
 def against_plain(result: Result) -> str:
@@ -187,12 +198,15 @@ def noted_warnings() -> Iterator[None]:
         yield
 
 
-def complain(error: DsparkError, who: str = "mlx-dspark") -> None:
-    """An error as one sentence and a next step; a setting is called by its flag."""
+def complain(error: DsparkError, who: str = "mlx-dspark", arguments: Sequence[str] = ()) -> None:
+    """An error as one sentence and a next step; a setting is called by its flag, or by its variable where the
+    environment gave it and not one of the `arguments`."""
     sentence, knob = error.sentence, _flags().get(error.field or "")
     of_a_file = isinstance(error, BadCheckpoint)
     if knob is not None and not of_a_file and sentence.startswith(f"{knob.name} "):
-        sentence = knob.flag + sentence.removeprefix(knob.name)
+        given = any(each.partition("=")[0] == knob.flag for each in arguments)
+        called = knob.env if in_environment(knob) and not given else knob.flag
+        sentence = called + sentence.removeprefix(knob.name)
     note(f"{who}: {sentence} {error.next_step}".rstrip())
 
 

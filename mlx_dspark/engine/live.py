@@ -11,7 +11,7 @@ from mlx_dspark.engine.cutting import Cutting
 from mlx_dspark.engine.prices import Prospects
 from mlx_dspark.engine.times import DEPTH_STEP, RoundTimes
 from mlx_dspark.foundation.curves import CostCurves
-from mlx_dspark.foundation.events import Outlook, RoundReport
+from mlx_dspark.foundation.events import UNKNOWN_OUTLOOK, Outlook, RoundReport
 from mlx_dspark.foundation.source import Source
 
 
@@ -191,6 +191,8 @@ class LiveRowCaps:
         self._depth = 0
         self._company = _Company((), 0, {}, False)
         self._sources = {source.name: _SourceCap(*shared.parts(source)) for source in shared.sources}
+        steady = {source.name for source in shared.sources if not source.sporadic}
+        self._steady = steady or set(self._sources)
 
     def caps(self, rows: int = 1) -> Mapping[str, int]:
         pinned = self._shared.pinned
@@ -201,17 +203,19 @@ class LiveRowCaps:
         return {name: source.cap(1) for name, source in self._sources.items()}
 
     def parked(self, rows: int = 1) -> bool:
+        """By the sources that always have a draft, where there is one: that others find none now is no sign
+        of time lost."""
         if self._shared.pinned is not None or not self._sources:
             return False
         if rows > 1:
             return self._in_company(rows).parked
-        return all(source.parked for source in self._sources.values())
+        return all(self._sources[name].parked for name in self._steady)
 
     def _in_company(self, rows: int) -> _Company:
         shared, place = self._shared.known(rows), self._depth // DEPTH_STEP
         if self._company.known is not shared or self._company.place != place:
             caps = {name: source.cap(rows) for name, source in self._sources.items()}
-            parked = not any(caps.values()) and not self.measuring(rows)
+            parked = not any(caps[name] or self._sources[name].measuring(rows) for name in self._steady)
             self._company = _Company(shared, place, caps, parked)
         return self._company
 
@@ -229,6 +233,8 @@ class LiveRowCaps:
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         times = self._shared.times
         plain = times.seconds(rows, 1, depth=self._depth)
+        if not (times.measured(rows) or times.samples(rows, 1) >= _SourceCap.PLAIN_SAMPLES):
+            return UNKNOWN_OUTLOOK
         if width == 1:
             return Outlook(1.0 if plain else None, plain)
         if source in self._sources:

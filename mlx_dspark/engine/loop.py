@@ -453,7 +453,7 @@ class _Reports:
         round_ = self._round
         depth, certain, drafted = round_.depth[r], round_.certain[r], round_.lengths[r]
         source = round_.sources[r] if drafted else ""
-        parked = round_.parked[r] and round_.wants[r]
+        parked = round_.parked[r] and round_.wants[r] and not drafted
         outlook = round_.outlooks[r]
         seen = (depth, certain, round_.caps[r], drafted, accepted, committed, source, parked, outlook)
         report = self._made.get(seen)

@@ -43,11 +43,12 @@ class Prospects:
 
     def gain(self, cap: int, rows: int = 1, drafted: int | None = None) -> float | None:
         """Tokens per second at this cap against plain decoding; `drafted` are the row's own drafts where the
-        round is wider for others. None where no time is known."""
+        round is wider for others. None where no time is known. Where few times make such a round cheaper than
+        a plain one, it is as dear: nothing gains more than the tokens of a round."""
         plain, seconds = self.plain(rows), self.seconds(cap, rows)
         if not plain or not seconds:
             return None
-        length = cap if drafted is None else drafted
+        length, seconds = cap if drafted is None else drafted, max(seconds, plain)
         if rows > 1:
             return (
                 expected_tokens([self.acceptance.among(i) for i in range(length)], length) * plain / seconds

@@ -119,7 +119,9 @@ class RaceSettings(Settings):
     prompt: Annotated[
         str | None,
         About(
-            Words("some text"), "What all arms answer.", unset="a task in code, or one of copying for lookup"
+            Words("some text"),
+            "What all arms answer; - reads standard input.",
+            unset="a task in code, or one of copying for lookup",
         ),
     ] = None
     arms: Annotated[

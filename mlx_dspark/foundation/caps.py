@@ -19,7 +19,7 @@ class RowCaps(Protocol):
         ...
 
     def parked(self, rows: int = 1) -> bool:
-        """Whether the row decodes plainly because drafting was losing time, or would."""
+        """Whether drafting was losing time, or would: a round without drafts is then plain for that."""
         ...
 
     def measuring(self, rows: int = 1) -> bool:

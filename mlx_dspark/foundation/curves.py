@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
+from math import inf
 from typing import Any, Self, TypeVar
 
 from mlx_dspark.foundation.errors import BadCurves
@@ -46,13 +47,15 @@ class _Surface:
     """Seconds over (x, depth), linear between measured points.
 
     The depth with most points gives the curve over x; the points at other depths say, x by x, how much is
-    added there. Less depth than was ever measured costs as much as the least.
+    added there. Less depth than was ever measured costs as much as the least. What falls over x is made
+    level first.
     """
 
     def __init__(self, points: Sequence[tuple[int, int, float]]) -> None:
-        by_depth: dict[int, dict[int, float]] = {}
+        measured: dict[int, dict[int, float]] = {}
         for x, depth, seconds in points:
-            by_depth.setdefault(depth, {})[x] = seconds
+            measured.setdefault(depth, {})[x] = seconds
+        by_depth = {depth: rising(curve) for depth, curve in measured.items()}
         self._base = max(by_depth, key=lambda depth: (len(by_depth[depth]), -depth))
         self._curve = by_depth[self._base]
         self._added: dict[int, dict[int, float]] = {}
@@ -68,6 +71,15 @@ class _Surface:
             at_depth = {w: _on_line(added, max(depth, min(added))) for w, added in self._added.items()}
             seconds += _on_line(at_depth, x)
         return max(seconds, 0.0)
+
+
+def rising(curve: Mapping[int, float]) -> dict[int, float]:
+    """The curve with no point above a later one: a round can be made wider by padding, so none needs to take
+    longer than a wider one."""
+    least, found = inf, {}
+    for x in sorted(curve, reverse=True):
+        least = found[x] = min(least, curve[x])
+    return dict(sorted(found.items()))
 
 
 def _on_line(known: Mapping[int, float], x: int) -> float:

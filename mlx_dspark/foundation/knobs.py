@@ -41,9 +41,18 @@ class Kind(ABC):
         """One value out of the parsed values of a repeated flag."""
         return values[-1]
 
+    def settled(self, value: Any) -> Any:
+        """An accepted value in the form that settings hold."""
+        return value
+
     def shown(self, value: Any) -> str:
         """A refused value, as a person would write it."""
         return shown(value)
+
+    def fault(self, value: Any) -> str:
+        """What is wrong with a refused value, to follow its name and `is ...,`."""
+        del value
+        return "which is not a value it takes"
 
 
 @dataclass(frozen=True)
@@ -241,18 +250,22 @@ class Biases(Kind):
 
 
 class Drafts(Kind):
-    """Drafts verified in a round: None (derived), "auto" (each round anew), 0 (the whole block, never none),
-    or a number."""
+    """Drafts verified in a round: None (derived), "auto" (each round anew), 0 or "full" (the whole block,
+    never none), or a number."""
 
     @property
     def want(self) -> str:
         return "an integer of 0 or more, auto, or full"
 
     def parse(self, text: str) -> int | str:
-        return {"auto": "auto", "full": 0}[text] if text in ("auto", "full") else int(text)
+        return self.settled(text) if text in ("auto", "full") else int(text)
 
     def accepts(self, value: Any) -> bool:
-        return value is None or (isinstance(value, str) and value == "auto") or Whole(0).accepts(value)
+        named = isinstance(value, str) and value in ("auto", "full")
+        return value is None or named or Whole(0).accepts(value)
+
+    def settled(self, value: Any) -> Any:
+        return 0 if value == "full" else value
 
 
 class Threshold(Kind):
@@ -330,7 +343,7 @@ class Knob:
         seen = brief(value) if quoted else self.kind.shown(value)
         names = [str(name) for name in self.kind.names] if isinstance(self.kind, Choice) else []
         return UsageError(
-            f"{called} is {seen}, which is not a value it takes.",
+            f"{called} is {seen}, {self.kind.fault(value)}.",
             f"{suggestion(self.kind.shown(value), names)} Give {self.kind.want}.".strip(),
             field=self.name,
         )
@@ -360,7 +373,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         for knob in self.knobs():
-            knob.check(getattr(self, knob.name), knob.name)
+            value = getattr(self, knob.name)
+            knob.check(value, knob.name)
+            object.__setattr__(self, knob.name, knob.kind.settled(value))
 
     @classmethod
     def knobs(cls) -> tuple[Knob, ...]:

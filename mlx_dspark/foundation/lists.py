@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlx_dspark.foundation.knobs import Choice, Drafts, Kind, Whole, shown
@@ -38,10 +38,20 @@ class Listed(Kind):
             and len({*value}) == len(value)
         )
 
+    def settled(self, value: Any) -> Any:
+        return value if value is None else tuple(map(self.item.settled, value))
+
     def shown(self, value: Any) -> str:
         if not isinstance(value, list | tuple):
             return shown(value)
         return ",".join(map(self.item.shown, value))
+
+    def fault(self, value: Any) -> str:
+        if isinstance(value, list | tuple) and all(map(self.item.accepts, value)):
+            twice = [each for i, each in enumerate(value) if each in value[:i]]
+            if twice:
+                return f"where {self.item.shown(twice[0])} is named twice"
+        return super().fault(value)
 
 
 class Sizes(Whole):
@@ -70,6 +80,9 @@ class Caps(Kind):
 
     def accepts(self, value: Any) -> bool:
         return Drafts().accepts(value)
+
+    def settled(self, value: Any) -> Any:
+        return Drafts().settled(value)
 
 
 @dataclass(frozen=True)
@@ -107,3 +120,6 @@ class Draftings(Kind):
         if value.mode in self.bare:
             return value.max_draft is None
         return Choice(self.modes).accepts(value.mode) and Caps().accepts(value.max_draft)
+
+    def settled(self, value: Any) -> Any:
+        return replace(value, max_draft=Caps().settled(value.max_draft))

@@ -16,11 +16,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.knobs import (
     About,
     Biases,
     Choice,
     Drafts,
+    Knob,
     Number,
     Seconds,
     Settings,
@@ -518,6 +520,23 @@ def stray_variables(*, unused: Sequence[str] = (), also: Sequence[str] = ()) -> 
         f"{name} is set, and nothing reads it. {'' if name in real else _variable_near(name, near)}".rstrip()
         for name in sorted(strays)
     ]
+
+
+def in_environment(knob: Knob) -> bool:
+    """Whether the environment gives this setting a value."""
+    return bool(knob.env) and knob.env in os.environ
+
+
+def from_environment(settings: Settings, name: str) -> bool:
+    """Whether a setting has the value that the environment gives it: a default, and no wish of a command."""
+    knob = next(knob for knob in settings.knobs() if knob.name == name)
+    if not in_environment(knob):
+        return False
+    try:
+        value = knob.kind.gather([knob.parse(os.environ[knob.env], knob.env)])
+    except UsageError:
+        return False
+    return knob.kind.settled(value) == getattr(settings, name)
 
 
 def _variable_near(name: str, known: Mapping[str, str]) -> str:

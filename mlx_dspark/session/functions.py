@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from threading import current_thread, main_thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mlx_dspark.chat.template import Prompt
 from mlx_dspark.foundation.errors import UsageError
@@ -25,18 +25,19 @@ def speculative_generate(
     drafter: Drafter | None,
     prompt: Prompt,
     *,
-    max_draft_tokens: MaxDraft = None,
+    max_draft_tokens: MaxDraft | Literal["full"] = None,
     **options: Any,
 ) -> Result:
     """Answer with any drafter; the text is the target's own.
 
-    `max_draft_tokens`: None is derived, "auto" chosen each round, 0 the drafter's whole block (plain decoding
-    is `greedy_generate`), negative numbers are refused, as is any value without a drafter. `options`
-    are fields of GenerateSettings. Raises UsageError or RequestError.
+    `max_draft_tokens`: None is derived, "auto" chosen each round, 0 or "full" the drafter's whole block
+    (plain decoding is `greedy_generate`), negative numbers are refused, as is any value without a drafter.
+    `options` are fields of GenerateSettings. Raises UsageError or RequestError.
     """
     _check_parts(target=target, tokenizer=tokenizer, drafter=drafter)
     _check("max_draft_tokens", max_draft_tokens, Drafts(), _MAX_DRAFT_WANT)
-    if drafter is None and max_draft_tokens is not None:
+    max_draft: MaxDraft = Drafts().settled(max_draft_tokens)
+    if drafter is None and max_draft is not None:
         raise UsageError(
             f"max_draft_tokens is {brief(max_draft_tokens)}, and no drafter is given that would use it.",
             "Leave it out, or give a drafter.",
@@ -44,7 +45,7 @@ def speculative_generate(
         )
     mode = _mode_of(drafter)
     ids, known = frozenset(end_ids_of(tokenizer)), known_calibration(target, drafter)
-    parts = Parts(target, tokenizer, drafter, {}, ids, mode, "", max_draft_tokens, calibration=known)
+    parts = Parts(target, tokenizer, drafter, {}, ids, mode, "", max_draft, calibration=known)
     with parts.session(own_thread=current_thread() is not main_thread()) as session:
         return session.generate(prompt, **options)
 
@@ -55,7 +56,7 @@ def dflash_generate(
     drafter: Drafter | None,
     prompt: Prompt,
     *,
-    max_draft_tokens: MaxDraft = None,
+    max_draft_tokens: MaxDraft | Literal["full"] = None,
     **options: Any,
 ) -> Result:
     """As `speculative_generate`, for a DFlash drafter; any other kind is refused."""
@@ -74,7 +75,7 @@ def lookup_generate(
     tokenizer: Any,
     prompt: Prompt,
     *,
-    max_draft_tokens: MaxDraft = None,
+    max_draft_tokens: MaxDraft | Literal["full"] = None,
     lookup_max_draft: int | None = None,
     lookup_long_draft: int = 32,
     **options: Any,
@@ -88,20 +89,19 @@ def lookup_generate(
 
     _check_parts(target=target, tokenizer=tokenizer, drafter=None)
     _check("max_draft_tokens", max_draft_tokens, Drafts(), _MAX_DRAFT_WANT)
+    max_draft: MaxDraft = Drafts().settled(max_draft_tokens)
     _check("lookup_max_draft", lookup_max_draft, Whole(1, LONGEST_DRAFT, optional=True))
     _check("lookup_long_draft", lookup_long_draft, Whole(0, LONGEST_DRAFT))
-    pinned = max_draft_tokens if isinstance(max_draft_tokens, int) else 0
+    pinned = max_draft if isinstance(max_draft, int) else 0
     if pinned and lookup_max_draft not in (None, pinned):
         raise UsageError(
             f"lookup_max_draft is {lookup_max_draft}, and max_draft_tokens pins {pinned}.",
             "Leave one of the two out.",
             field="lookup_max_draft",
         )
-    drafter = lookup_drafter(max_draft_tokens, base=lookup_max_draft or 6, long_draft=lookup_long_draft)
+    drafter = lookup_drafter(max_draft, base=lookup_max_draft or 6, long_draft=lookup_long_draft)
     drafter.bind(target)
-    return speculative_generate(
-        target, tokenizer, drafter, prompt, max_draft_tokens=max_draft_tokens, **options
-    )
+    return speculative_generate(target, tokenizer, drafter, prompt, max_draft_tokens=max_draft, **options)
 
 
 def greedy_generate(target: Target, tokenizer: Any, prompt: Prompt, **options: Any) -> Result:
@@ -145,7 +145,7 @@ def _check_parts(**parts: Any) -> None:
             )
 
 
-_MAX_DRAFT_WANT = 'a positive number, 0 for the whole block, or "auto"'
+_MAX_DRAFT_WANT = 'a positive number, "full" for the whole block, or "auto"'
 
 
 def _check(name: str, value: Any, kind: Kind, want: str = "") -> None:

@@ -23,8 +23,9 @@ class Gains:
 
         A round stands for `committed` plain rounds, and took its own seconds; one that was launched before
         its predecessor landed is charged from then on. Rounds of which no plain price was known are left out.
+        `observed` is at most the tokens that a round committed: no round takes less than a plain one.
         """
-        plain_rounds = expected = told = waited = 0.0
+        plain_rounds = expected = told = waited = rounds = 0.0
         for report in decoding:
             seconds = report.landed_at - max(report.launched_at, begun_at)
             begun_at, (gain, plain) = report.landed_at, report.outlook
@@ -32,10 +33,12 @@ class Gains:
                 continue
             waited += seconds / plain
             plain_rounds += report.committed
+            rounds += 1
             if gain is not None:
                 expected += gain * seconds / plain
                 told += seconds / plain
-        return cls(expected / told if told else None, plain_rounds / waited if waited else None)
+        observed = min(plain_rounds / waited, plain_rounds / rounds) if waited else None
+        return cls(expected / told if told else None, observed)
 
 
 def rounds_by_cap(decoding: Iterable[RoundReport]) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,10 +19,11 @@ from mlx_dspark.foundation.errors import (
     UsageError,
 )
 from mlx_dspark.foundation.paths import default_cache_dir
-from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.foundation.settings import LoadSettings, from_environment
 from mlx_dspark.session.calibrate import calibrated, pair_facts, parts_of
 from mlx_dspark.session.draft_model import find_draft_model, load_draft_model
 from mlx_dspark.session.fits import MemoryGuard, config_of
+from mlx_dspark.session.overlong import overlong
 from mlx_dspark.session.placed import place_in_drafter, wanted_kernels, watched
 from mlx_dspark.session.registered import (
     Registered,
@@ -95,7 +97,7 @@ class Parts:
         """An engine around the parts, ready to answer, or to follow rank 0.
 
         It has a thread of its own, which is the only one to call MLX, unless `own_thread` is False: such a
-        session is for one caller in the main thread.
+        session is for one caller in the main thread. Warns of a `max_draft` that no drafter reaches.
         """
         return Session(
             self._engine(own_thread),
@@ -137,6 +139,8 @@ class Parts:
         sources = self.drafter.sources if self.drafter is not None else ()
         unmeasured = self.max_draft is None and curves is None and self.acceptance
         asked = "auto" if unmeasured else self.max_draft
+        if remark := overlong(self.max_draft, sources):
+            warnings.warn(remark, stacklevel=3)
         cap = cap_policy(asked, sources, curves=curves, acceptance=self.acceptance)
         if own_thread:
             meter = self._meter(cap)
@@ -476,6 +480,8 @@ _USED_WITH = {
 
 def _refuse_unused(settings: LoadSettings, unused: Sequence[str], advice: str) -> None:
     for name in _set_knobs(settings, unused):
+        if from_environment(settings, name):
+            continue
         raise UsageError(
             f"{name} is set, and nothing here would use it.", f"Leave it out, or {advice}.", field=name
         )

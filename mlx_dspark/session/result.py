@@ -70,14 +70,14 @@ class Result:
     predicted_speedup: Annotated[
         float | None,
         "Decoding rate that was expected, as a multiple of plain decoding: from the measured curves, the "
-        "round times seen and the acceptance so far, averaged over the time of the rounds; null where no "
-        "plain round was ever timed.",
+        "round times seen and the acceptance so far, averaged over the time of the rounds; null where too "
+        "few plain rounds were timed.",
     ]
     observed_speedup: Annotated[
         float | None,
         "Decoding rate as a multiple of plain decoding: tokens times the seconds that a plain round takes "
-        "(the median of those seen, else by the measured curves), for each second of the rounds; null where "
-        "no plain round was ever timed.",
+        "(the median of those seen, else by the measured curves), for each second of the rounds, at most "
+        "the tokens of a round; null where too few plain rounds were timed.",
     ]
     drafted: Annotated[int, "Draft tokens verified."]
     accepted: Annotated[int, "Draft tokens that the target agreed to."]

@@ -82,7 +82,8 @@ def _uneven(config: dict[str, Any], ranks: int) -> Iterator[str]:
     for words, width in _split_widths(config):
         if width % (ranks * group):
             groups = f" in quantization groups of {group}" if group > 1 else ""
-            yield f"a {words} of {width}{groups}"
+            article = "an" if words[0] in "aeiou" else "a"
+            yield f"{article} {words} of {width}{groups}"
 
 
 def _split_widths(config: dict[str, Any]) -> Iterator[tuple[str, int]]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from mlx_dspark.chat.template import Message, encode_text, has_template, render
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.train.records import FIELDS, BadRecord, Reader, opener_of, prompt_of
 
 _SENTINEL = "USERTURN"
-FIELDS = ("prompt", "messages", "turns", "text")
 JSON_LINES = (".jsonl", ".json")
 
 
@@ -47,7 +47,7 @@ def read_prompts(path: Path, field: str = "prompts") -> list[Any]:
     """
     content = _content(path, field)
     if path.suffix in JSON_LINES:
-        found = [_prompt_of(record) for record in _records(path, content, FIELDS, field)]
+        found = list(_records(path, content, FIELDS, prompt_of, field))
     else:
         found = [part.strip() for part in content.split("\n\n") if part.strip()]
     if not found:
@@ -63,8 +63,8 @@ def read_openers(path: Path) -> list[Opener]:
     """
     content = _content(path, "self_openers")
     if path.suffix in JSON_LINES:
-        records = _records(path, content, ("begin",), "self_openers")
-        found = [Opener(str(record["begin"]), str(record.get("end", ""))) for record in records]
+        records = _records(path, content, ("begin",), opener_of, "self_openers")
+        found = [Opener(begin, end) for begin, end in records]
     else:
         found = [Opener(line) for line in content.splitlines() if line.strip()]
     if not found:
@@ -79,8 +79,8 @@ def _content(path: Path, field: str) -> str:
         raise UsageError(f"{path} cannot be read: {error}.", "Name a UTF-8 text file.", field=field) from None
 
 
-def _records(path: Path, content: str, names: Sequence[str], field: str) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a file, each with at least one of `names`."""
+def _records(path: Path, content: str, names: Sequence[str], read: Reader, field: str) -> Iterator[Any]:
+    """What `read` makes of the JSON objects of a file, each with at least one of `names`."""
     for number, line in enumerate(content.splitlines(), 1):
         if not line.strip():
             continue
@@ -94,19 +94,14 @@ def _records(path: Path, content: str, names: Sequence[str], field: str) -> Iter
                 f'Write one a line, such as {{"{names[0]}": "..."}}.',
                 field=field,
             )
-        yield record
+        try:
+            yield read(record)
+        except BadRecord as error:
+            raise UsageError(f"{path} line {number}: {error}.", error.next_step, field=field) from None
 
 
 def _either(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
-
-
-def _prompt_of(record: dict[str, Any]) -> Any:
-    if "messages" in record:
-        return record["messages"]
-    if "prompt" in record or "text" in record:
-        return str(record.get("prompt", record.get("text")))
-    return str(record["turns"][0])
 
 
 class UserTurns:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +23,7 @@ from mlx_dspark.bench.chart import Bar, bar, chart
 from mlx_dspark.bench.machine import linux_state, macos_state, state_now
 from mlx_dspark.bench.order import turns
 from mlx_dspark.bench.picture import save_chart
-from mlx_dspark.bench.report import figures, lossless, tables, told
+from mlx_dspark.bench.report import TIE_RULE, figures, lossless, tables, told
 from mlx_dspark.bench.stats import (
     Spread,
     VerifyRound,
@@ -34,11 +34,15 @@ from mlx_dspark.bench.stats import (
     ratios,
     reached,
 )
+from mlx_dspark.bench.stock import Stock, StockArm
 from mlx_dspark.bench.suite import Measurement, judge, measure
 from mlx_dspark.bench.summary import lines, noisy
 from mlx_dspark.bench.verdict import TIE_FACTOR, Gap, Verdict, compared, first_difference
+from mlx_dspark.cli.benchmark import Told
+from mlx_dspark.foundation.bench_settings import BenchmarkSettings
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.pictures import check_picture
+from mlx_dspark.foundation.settings import LoadSettings
 
 CHANCES = st.lists(st.floats(0, 1), min_size=1, max_size=5)
 TOKENS = st.lists(st.integers(0, 3), max_size=8)
@@ -157,6 +161,7 @@ def gap(token_gap: float, rounding: float = 1e-3) -> Gap:
         (Verdict(False, 1, 2, 5, gap(-0.99 * TIE_FACTOR * 1e-3)), "tie"),
         (Verdict(False, 1, 2, 5, gap(1.01 * TIE_FACTOR * 1e-3)), "differs"),
         (Verdict(False, 1, 2, 5, Gap((2, 3), 1e-6, 3.0, 1e-3)), "differs"),
+        (Verdict(False, 1, 2, 5, reason="held otherwise"), "explained"),
     ],
 )
 def test_a_tie_is_a_gap_between_the_two_tokens_that_rounding_can_close(found: Verdict, kind: str) -> None:
@@ -168,6 +173,7 @@ def test_a_tie_is_a_gap_between_the_two_tokens_that_rounding_can_close(found: Ve
         "unjudged": "was not asked",
         "tie": ": a floating-point tie",
         "differs": ": not a floating-point tie",
+        "explained": "no fault: held otherwise",
     }
     assert expected[kind] in words
     if not found.same:
@@ -275,6 +281,8 @@ def test_a_picture_read_back_has_bars_as_long_as_their_values(tmp_path: Path) ->
 class FakeArm:
     """Answers `tokens` at `rate`, and raises KeyboardInterrupt at its `stop`th turn after the warm-up."""
 
+    reason = ""
+
     def __init__(
         self, label: str, rate: float, tokens: Sequence[int] = (1, 2, 3), stop: int = 0, most_rows: int = 9
     ) -> None:
@@ -373,6 +381,40 @@ def test_the_target_is_asked_what_comes_after_the_common_tokens() -> None:
     assert [each.verdict.kind for each in judged] == ["identical", "differs"]
     line = lines(found, judged, 0)[1]
     assert lossless(line.verdicts) == "0/1, 1 differs"
+
+
+def test_an_arm_that_has_a_reason_to_differ_is_at_no_fault() -> None:
+    stock = StockArm(cast(Stock, None), LoadSettings(kv_bits=8), (), draft=False)
+    assert not StockArm(cast(Stock, None), LoadSettings(), (), draft=False).reason
+    arm = FakeArm(stock.label, 25, (1, 9))
+    arm.reason = stock.reason
+    found = measure([FakeArm("baseline", 10), arm], CASES[:1], trials=1, seed=0)
+    judged = judge(found, 0, no_gap)
+    assert [each.verdict.kind for each in judged] == ["identical", "explained"]
+    assert "quantizes" in told(judged[1].verdict, str)
+
+
+@pytest.mark.parametrize("kind", ["tie", "differs"])
+def test_what_a_tie_is_is_told_where_there_is_one(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = measure([FakeArm("baseline", 10), FakeArm("lookup", 25, (1, 9))], CASES[:1], trials=1, seed=0)
+    judged = judge(found, 0, lambda *_: gap(0.0 if kind == "tie" else 1.0))
+    Told(BenchmarkSettings(), found, lines(found, judged, 0), judged, str).show({})
+    assert (TIE_RULE in capsys.readouterr().out) == (kind == "tie")
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_an_interrupt_says_whether_a_turn_was_complete(stop: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = measure([FakeArm("baseline", 10, stop=stop)], CASES, trials=3, seed=0)
+    Told(BenchmarkSettings(), found, lines(found, [], 0), [], str).show({})
+    assert ("no turn was complete" in capsys.readouterr().err) == (stop == 1)
+
+
+def test_an_arm_that_drafted_nothing_has_a_row_that_says_so() -> None:
+    found = measure([FakeArm("baseline", 10), FakeArm("lookup", 25)], CASES[:1], trials=1, seed=0)
+    shown = [replace(line, rounds=9) for line in lines(found, [], 0)]
+    rows = tables(shown)[1]
+    assert rows.row_count == 1
+    assert "drafted nothing" in rows.columns[3].cells
 
 
 def test_any_trial_that_differs_is_the_verdict() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -469,6 +470,18 @@ def test_race_prints_a_line_for_each_arm_and_the_verdict(cli: Cli, arms: str) ->
     assert {lane["verdict"] for lane in values["lanes"]} == {"identical"}
     assert values["identical"]
     assert values["same_reading"]
+
+
+def test_arms_that_are_the_same_are_told_and_race_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookup is what drafts for this model by itself. The prompt comes from standard input."""
+    code, out, err = cli("race", "--prompt", PROMPT, "--arms", "lookup,auto")
+    assert (code, out) == (2, "")
+    assert "auto is the same as lookup here" in err
+    monkeypatch.setattr(sys, "stdin", io.StringIO(PROMPT))
+    code, out, err = cli("race", "--prompt", "-", "--arms", "baseline,lookup,auto", "--json")
+    values = json.loads(out)
+    assert ([lane["arm"] for lane in values["lanes"]], values["prompt"]) == (["baseline", "lookup"], PROMPT)
+    assert "auto is the same as lookup here" in err
 
 
 def test_a_mode_without_its_drafter_is_refused(cli: Cli, home: Path) -> None:

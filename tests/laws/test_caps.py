@@ -9,9 +9,10 @@ import pytest
 
 from mlx_dspark.engine.caps import LiveCaps, cap_policy
 from mlx_dspark.engine.times import RoundTimes
+from mlx_dspark.foundation.caps import RowCaps
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.errors import UsageError
-from mlx_dspark.foundation.events import RoundReport
+from mlx_dspark.foundation.events import UNKNOWN_OUTLOOK, RoundReport
 from mlx_dspark.foundation.source import Source
 
 BLOCK = Source("dspark", 7)
@@ -31,29 +32,20 @@ class Machine:
         row, produced, caps, start = policy.row(), 0, [], self.clock
         while produced < tokens:
             cap = row.caps()[source.name]
-            accepted = 0
-            while accepted < cap and self.rng.random() < self.p:
-                accepted += 1
-            launched = self.clock
-            self.clock += self.cost(cap + 1) * (1 + self.noise * self.rng.uniform(-1, 1))
-            row.observe(
-                RoundReport(
-                    launched,
-                    self.clock,
-                    1,
-                    cap + 1,
-                    1,
-                    cap,
-                    cap,
-                    accepted,
-                    accepted + 1,
-                    produced,
-                    source.name if cap else "",
-                )
-            )
-            produced += accepted + 1
+            produced += self.step(row, source.name, cap, produced)
             caps.append(cap)
         return self.clock - start, caps
+
+    def step(self, row: RowCaps, source: str, cap: int, depth: int = 9) -> int:
+        """A round of `cap` drafts, which `row` observes; returns how many tokens it committed."""
+        accepted = 0
+        while accepted < cap and self.rng.random() < self.p:
+            accepted += 1
+        launched = self.clock
+        self.clock += self.cost(cap + 1) * (1 + self.noise * self.rng.uniform(-1, 1))
+        who, tokens = source if cap else "", accepted + 1
+        row.observe(RoundReport(launched, self.clock, 1, cap + 1, 1, cap, cap, accepted, tokens, depth, who))
+        return tokens
 
 
 def flat(width: int) -> float:
@@ -174,6 +166,44 @@ def test_rows_learn_apart_and_sources_are_parked_apart() -> None:
     assert bad.caps()["dspark"] == 0
     assert bad.caps()["lookup"] == 32
     assert good.caps()["dspark"] == 7
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("lookup", [(), (Source("lookup", 32, sporadic=True),)], ids=["alone", "with lookup"])
+def test_a_row_is_parked_by_the_drafter_that_always_has_a_draft(
+    lookup: tuple[Source, ...], rows: int
+) -> None:
+    policy = LiveCaps([*lookup, BLOCK], choose=False)
+    batch, clock = [policy.row() for _ in range(rows)], 0.0
+    parked = []
+    for _ in range(60):
+        caps = [row.caps(rows)["dspark"] for row in batch]
+        parked.append((not any(caps), all(row.parked(rows) for row in batch)))
+        seconds = steep(1 + max(caps))
+        for row, cap in zip(batch, caps, strict=True):
+            source = "dspark" if cap else ""
+            row.observe(
+                RoundReport(clock, clock + seconds, rows, 1 + max(caps), 1, cap, cap, 0, 1, 9, source)
+            )
+        clock += seconds
+    assert parked.count((True, True)) > 40
+    assert (False, True) not in parked
+    assert parked[0] == (True, False), "plain rounds are timed first"
+
+
+def test_what_is_told_of_a_round_needs_plain_rounds_and_never_beats_its_tokens() -> None:
+    """Plain rounds cost thrice what they should while few are known."""
+    row = LiveCaps([BLOCK], choose=False).row()
+    machine = Machine(lambda width: 0.03 if width == 1 else 0.01, 1.0)
+    told = []
+    for _ in range(12):
+        cap = row.caps()["dspark"]
+        told.append((row.outlook(1, "dspark" if cap else "", cap, cap + 1), cap))
+        machine.step(row, "dspark", cap)
+    assert [outlook for outlook, _ in told[:3]] == [UNKNOWN_OUTLOOK] * 3
+    known = [(outlook.gain, cap) for outlook, cap in told[4:]]
+    assert any(gain is not None for gain, cap in known if cap)
+    assert all(gain is None or gain <= cap + 1 for gain, cap in known)
 
 
 COSTS = {

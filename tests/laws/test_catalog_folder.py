@@ -227,6 +227,12 @@ BAD = {
         BadCheckpoint,
         "The tokenizer of",
     ),
+    "another tokenizer": (write("tokenizer.json", '{"x": 1}'), BadCheckpoint, "it has no 'added_tokens'"),
+    "words in the config that the tokenizer reads": (
+        change("config.json", initializer_range="small"),
+        BadCheckpoint,
+        "config.json cannot be loaded: Validation error for field 'initializer_range': TypeError: Field",
+    ),
     "tokenizer not JSON": (write("tokenizer.json", "{"), BadCheckpoint, "cannot be loaded"),
     "weights of another size": (
         change("config.json", hidden_size=96),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,9 @@ from mlx_dspark.cli.show import Progress, closing_line
 from mlx_dspark.foundation.events import EngineEvent
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import GenerateSettings
+from mlx_dspark.foundation.source import Source
 from mlx_dspark.session import Result, Session
+from mlx_dspark.session.overlong import overlong
 from tests.laws.test_text_session import ScriptedEngine
 from tests.tiny import CONTEXT, save_tiny, tiny_tokenizer
 
@@ -533,6 +535,41 @@ def test_the_closing_line_of_nothing() -> None:
     assert line.startswith("[0 tokens in 0.00 s (cancelled)")
     assert "accept length -" in line
     assert "decode" not in line
+
+
+@pytest.mark.parametrize(
+    ("caps", "told"),
+    [({0: 2, 5: 4}, "· cap 5 ·"), ({0: 9, 5: 4, 6: 1}, "· cap 5, from 5 to 6 ·")],
+)
+def test_the_closing_line_tells_the_usual_cap_and_the_range(caps: dict[int, int], told: str) -> None:
+    result = replace(Result.fold([], mode="lookup"), drafted=9, caps=caps)
+    assert told in closing_line(result)
+
+
+@pytest.mark.parametrize("bits", [None, "8"])
+def test_the_first_line_says_how_keys_and_values_are_held(
+    cli: Cli, home: Path, bits: str | None, tmp_path: Path
+) -> None:
+    folder = save_tiny(tmp_path / "wide", head_dim=64)
+    words = ("--model", str(folder), *ASK[2:], *(("--kv-bits", bits) if bits else ()))
+    done = cli("generate", *words)
+    assert done.code == 0
+    assert ("keys and values: 8 bits" in done.err) == (bits is not None)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("pin", "said"), [("99", 1), ("64", 0)])
+def test_a_cap_that_no_drafter_reaches_is_told_once(cli: Cli, pin: str, said: int) -> None:
+    done = cli("generate", *ASK, "--max-draft", pin)
+    assert done.code == 0
+    assert done.err.count("lookup drafts at most 64") == said
+
+
+def test_a_cap_is_measured_against_the_drafter_that_always_drafts() -> None:
+    sources = (Source("lookup", 64, sporadic=True), Source("dspark", 7))
+    assert "the drafter's block is 7" in overlong(8, sources)
+    assert not any(overlong(fine, sources) for fine in (None, "auto", 0, 7))
+    assert not overlong(8, ())
 
 
 def test_the_closing_line_counts_in_words() -> None:

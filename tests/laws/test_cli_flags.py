@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from mlx_dspark.cli import reference
+from mlx_dspark.cli.calibrate import _refuse_unused
 from mlx_dspark.cli.flags import negative_of, with_flags
 from mlx_dspark.cli.main import ONE_ANSWER, build_app, run
+from mlx_dspark.foundation.bench_settings import BenchmarkSettings
 from mlx_dspark.foundation.errors import RequestError, UsageError
 from mlx_dspark.foundation.knobs import Knob, Number, Switch, Whole
 from mlx_dspark.foundation.request import SamplingParams
@@ -181,7 +183,7 @@ REFUSED = [
     (["benchmark", "--plot", "no-such-folder/rates.png"], "its folder"),
     (["benchmark", "--json", "--plot", "terminal"], "--plot"),
     (["race", "--arms", "auto"], "--arms is auto, which"),
-    (["race", "--arms", "auto,lookup:3,lookup:3"], "--arms is auto,lookup:3,lookup:3, which"),
+    (["race", "--arms", "auto,lookup:3,lookup:3"], "--arms is auto,lookup:3,lookup:3, where"),
     (["race", "--arms", "auto,baseline:3"], "MODE:CAP"),
     (["race", "--arms", "auto,lookup,auto:1,auto:2,auto:3"], "--arms"),
     (["race", "--arms", "auto,lookup:x"], "--arms"),
@@ -213,6 +215,13 @@ def test_flags_become_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer.sampling.presence_penalty == -0.5
 
 
+@pytest.mark.parametrize("word", ["full", "auto"])
+def test_python_takes_the_words_that_a_flag_takes(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = LoadSettings.of({"max_draft": word})
+    assert given == _given(["--prompt", "a", "--max-draft", word], monkeypatch)[1]
+    assert BenchmarkSettings.of({"caps": [word, 3]}).caps == (given.max_draft, 3)
+
+
 def test_no_flags_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _given(["generate"], monkeypatch) == (AskSettings(), LoadSettings(), GenerateSettings())
 
@@ -235,6 +244,50 @@ def test_a_bad_environment_value_is_refused_by_its_name(
     monkeypatch.setenv(name, "wrong")
     assert run(["generate"]) == 2
     assert name in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_what_is_refused_is_called_as_it_was_given(
+    flag: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_DSPARK_MODE", "dflash")
+    assert (
+        run(["generate", "--prompt", "a", "--model", "./none", *(["--mode", "dflash"] if flag else [])]) == 2
+    )
+    called = capsys.readouterr().err
+    assert ("MLX_DSPARK_MODE is 'dflash'" in called, "--mode is 'dflash'" in called) == (not flag, flag)
+
+
+def test_the_environment_asks_nothing_of_a_command_that_has_no_use_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = LoadSettings(mode="baseline", max_draft=4)
+    with pytest.raises(UsageError, match="max_draft"):
+        drafting_mode(settings)
+    with pytest.raises(UsageError, match="mode"):
+        _refuse_unused(settings)
+    monkeypatch.setenv("MLX_DSPARK_MAX_DRAFT", "5")
+    with pytest.raises(UsageError, match="max_draft"):
+        drafting_mode(settings)
+    monkeypatch.setenv("MLX_DSPARK_MAX_DRAFT", "4")
+    assert drafting_mode(settings) == "baseline"
+    monkeypatch.setenv("MLX_DSPARK_MODE", "baseline")
+    _refuse_unused(settings)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("benchmark --modes lookup,lookup", "named twice"),
+        ("benchmark --depth 2k,2048", "2048 is named twice"),
+        ("race --arms auto,auto", "auto is named twice"),
+        ("generate --max-batch 3", "belongs to serve and, from Python, to load()"),
+        ("generate --trials 4", "belongs to benchmark."),
+    ],
+)
+def test_a_refusal_says_what_is_amiss(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(words.split()) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("value", [True, False])

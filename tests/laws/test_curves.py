@@ -5,10 +5,14 @@ from __future__ import annotations
 import copy
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from mlx_dspark.calibration.shape import verify_curve
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint, expected_tokens
 from mlx_dspark.foundation.errors import BadCurves
 
@@ -31,12 +35,30 @@ def test_between_and_beyond_points_a_straight_surface_is_itself(width: int, dept
 
 
 def test_a_point_that_was_measured_is_given_back() -> None:
-    jagged = (9.0, 13.0, 16.0, 30.0, 19.0)
+    jagged = (9.0, 13.0, 16.0, 30.0, 31.0)
     known = CostCurves(
         tuple(VerifyPoint(2, w, 0, s, 0.0) for w, s in zip(WIDTHS, jagged, strict=True)), {}, 0.0, 0.0
     )
     assert [known.verify_seconds(w, rows=2) for w in WIDTHS] == list(jagged)
-    assert known.verify_seconds(40, rows=2) == 19.0, "a curve that fell at its end falls no further"
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0.01, 100.0), min_size=5, max_size=5), st.floats(0.0, 1.0))
+def test_no_curve_falls_and_no_cap_gains_more_than_its_tokens(times: list[float], chance: float) -> None:
+    verify = tuple(
+        VerifyPoint(1, w, d, s, 0.1) for d in (0, 4096) for w, s in zip(WIDTHS, times, strict=True)
+    )
+    known = CostCurves(verify, {"dspark": (DraftPoint(1, 4, 0, 0.0, 0.1),)}, 0.0, 0.0)
+    prices = [known.verify_seconds(width) or 0.0 for width in range(1, 40)]
+    assert all(later >= 0.999 * sooner for sooner, later in pairwise(prices))
+    for depth in (0, 2000, 4096):
+        for cap in range(1, 16):
+            gain = known.speedup([chance], cap, source="dspark", depth=depth)
+            assert gain is not None
+            assert gain <= 1.001 * expected_tokens([chance], cap)
+    told = verify_curve(known)
+    assert sorted(told.values()) == list(told.values())
+    assert list(told.values()) == [min(times[i:]) for i in range(len(times))]
 
 
 def test_what_was_never_measured_has_no_price() -> None:

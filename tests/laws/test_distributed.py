@@ -300,6 +300,12 @@ def test_an_ordinary_process_has_no_rank(monkeypatch: pytest.MonkeyPatch) -> Non
         ),
         ({"num_key_value_heads": 1}, 2, "1 key-value heads", "-n 1."),
         ({"num_attention_heads": 8, "num_key_value_heads": 4}, 3, "8 attention heads, 4", "-n 2 or -n 4 or"),
+        (
+            {"num_attention_heads": 8, "head_dim": 12, "quantization": {"group_size": 64, "bits": 4}},
+            2,
+            "an attention width of 96 in",
+            "-n 1.",
+        ),
         ({"intermediate_size": 127}, 2, "a feed-forward width of 127", "-n 1."),
         (
             {"quantization": {"group_size": 64, "bits": 4}},

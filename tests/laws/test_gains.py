@@ -48,6 +48,12 @@ def test_observed_is_tokens_over_seconds_against_one_over_a_plain_round(committe
     assert gains.observed == pytest.approx(rate / (1 / 2.0))
 
 
+def test_no_answer_gains_more_than_the_tokens_of_its_rounds() -> None:
+    """Plain rounds that were timed beside other work, and drafts afterwards without it."""
+    hurried = rounds((1.0, 2, Outlook(1.5, 1.6)), (1.0, 1, Outlook(1.5, 1.6)))
+    assert Gains.of(hurried, 5.0).observed == pytest.approx(1.5)
+
+
 def test_predicted_is_averaged_over_time() -> None:
     gains = Gains.of(rounds((1.0, 1, Outlook(1.0, 1.0)), (3.0, 5, Outlook(2.0, 1.0))), 5.0)
     assert gains.predicted == pytest.approx((1.0 * 1 + 2.0 * 3) / 4)

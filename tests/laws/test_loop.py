@@ -400,9 +400,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+@pytest.mark.parametrize("lookup", [False, True])
 @pytest.mark.parametrize("pause_seconds", [0.0, 20.0])
 def test_a_losing_drafter_is_parked_and_says_so_however_slow_the_reader(
-    pause_seconds: float, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    pause_seconds: float, lookup: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = scripted("llama", 0.0)
     propose = drafter.propose
@@ -412,6 +413,7 @@ def test_a_losing_drafter_is_parked_and_says_so_however_slow_the_reader(
         return propose(*args)
 
     monkeypatch.setattr(drafter, "propose", costly)
+    drafter = FirstHit([LookupDrafter(), drafter]) if lookup else drafter
     policy = LiveCaps(drafter.sources, choose=False)
     engine = Engine(target_for("llama"), drafter, cap=policy)
     committed = []
@@ -420,8 +422,9 @@ def test_a_losing_drafter_is_parked_and_says_so_however_slow_the_reader(
             committed.append(event)
             clock.now += pause_seconds
     assert [t for e in committed for t in e.tokens] == list(truth("llama")[1])
-    assert sum(e.report.drafted > 0 for e in committed) <= 8
+    assert sum(e.report.source == drafter.sources[-1].name for e in committed) <= 8
     assert any(e.report.parked for e in committed)
+    assert not any(e.report.parked and e.report.drafted for e in committed)
 
 
 @pytest.mark.usefixtures("clock")

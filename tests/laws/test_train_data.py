@@ -317,6 +317,33 @@ def test_files_without_prompts_are_refused(tmp_path: Path, content: str) -> None
         read_prompts(tmp_path / "gone.jsonl")
 
 
+NO_PROMPTS = {
+    '{"messages": [{"role": "user"}]}': "messages[0] has no content",
+    '{"messages": [{"content": "x"}]}': "messages[0] has no role",
+    '{"messages": [{"role": "user", "content": [1]}]}': "messages[0].content is [1], and not text",
+    '{"messages": [5]}': "messages[0] is 5, and not a message",
+    '{"messages": "hi"}': "messages is 'hi', and not a list of messages",
+    '{"messages": []}': "messages hold no text",
+    '{"turns": []}': "turns is [], and not a list of texts",
+    '{"turns": "abc"}': "turns is 'abc', and not a list of texts",
+    '{"turns": [1]}': "turns[0] is 1, and not text",
+    '{"prompt": 5}': "prompt is 5, and not text",
+    '{"prompt": null}': "prompt is None, and not text",
+    '{"prompt": ["a"]}': "prompt is ['a'], and not text",
+    '{"prompt": " "}': "prompt is empty",
+    '{"text": 5}': "text is 5, and not text",
+}
+
+
+@pytest.mark.parametrize("line", NO_PROMPTS)
+def test_a_record_that_is_no_prompt_is_refused_by_its_place(tmp_path: Path, line: str) -> None:
+    (tmp_path / "p.jsonl").write_text(f'{{"prompt": "fine"}}\n{line}\n')
+    with pytest.raises(UsageError) as refused:
+        read_prompts(tmp_path / "p.jsonl")
+    assert refused.value.sentence.endswith(f"p.jsonl line 2: {NO_PROMPTS[line]}.")
+    assert refused.value.next_step
+
+
 def test_ids_survive_the_disk_exactly(tmp_path: Path) -> None:
     store = DiskStore(tmp_path / "s", "t")
     store.append([Answer([1, 70_000], [2**20, 5]), Answer([3], [])])
