@@ -17,6 +17,7 @@ RESERVED = frozenset(
     | {"return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens", "conversation"}
 )
 """Names that are the template call's own and cannot be set as template variables."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
@@ -34,6 +35,8 @@ def check_conversation(conversation: Conversation) -> None:
     for name in conversation.template_kwargs:
         ok = isinstance(name, str) and name not in RESERVED
         _require(ok, "chat_template_kwargs", name, "variables that the model's template reads")
+    text = _all_text(conversation.template_kwargs)
+    _require(text, "chat_template_kwargs", conversation.template_kwargs, "valid Unicode text in it")
 
 
 def thinking_asked(conversation: Conversation) -> bool | None:
@@ -100,6 +103,10 @@ def _check_turn(index: int, turn: Turn) -> None:
     _require(
         not turn.tool_calls or turn.role == "assistant", f"{where}.tool_calls", turn.role, "the assistant"
     )
+    for nth, call in enumerate(turn.tool_calls):
+        for name in ("id", "name", "arguments"):
+            value = getattr(call, name)
+            _require(_is_text(value), f"{where}.tool_calls[{nth}].{name}", value, "valid Unicode text")
     _require(not turn.reasoning or turn.role == "assistant", f"{where}.reasoning", turn.role, "the assistant")
 
 
@@ -112,12 +119,30 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         seen.add(tool.name)
         schema = isinstance(tool.parameters, Mapping)
         _require(schema, f"tools[{index}].parameters", tool.parameters, "a JSON schema, which is an object")
+        unicode = _all_text(tool.parameters)
+        _require(unicode, f"tools[{index}].parameters", tool.parameters, "valid Unicode text in it")
         text = isinstance(tool.description, str) and _is_text(tool.description)
         _require(text, f"tools[{index}].description", tool.description, "valid Unicode text")
 
 
 def _is_text(value: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+    return _SURROGATE.search(value) is None
+
+
+def _all_text(value: object) -> bool:
+    """Whether all text in a JSON value, however deep, is valid."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text if not _is_text(text):
+                return False
+            case Mapping() as members:
+                left += [*members, *members.values()]
+            case list() | tuple() as items:
+                left += items
+            case _:
+                pass
+    return True
 
 
 def _require(ok: bool, field: str, value: object, want: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from mlx_dspark.foundation.errors import BadCheckpoint, EmptyPrompt, RequestErro
 from mlx_dspark.foundation.numbers import brief, is_whole
 
 _CALLED = {"prompt": "The prompt", "system": "The system message", "messages": "The role of a message"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What the Python code that a template's expressions amount to may raise, beside Jinja's own errors."""
 
@@ -199,7 +201,7 @@ def _check_kind(prompt: object) -> None:
 
 
 def _check_text(text: str, field: str = "prompt") -> None:
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if _SURROGATE.search(text):
         raise RequestError(
             f"{_CALLED.get(field, field)} holds bytes that are not valid UTF-8.",
             "Give it as UTF-8 text.",

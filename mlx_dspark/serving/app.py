@@ -15,6 +15,7 @@ from mlx_dspark._version import __version__
 from mlx_dspark.foundation.errors import DsparkError
 from mlx_dspark.serving.admin.routes import add_admin
 from mlx_dspark.serving.admin.swap import Swap
+from mlx_dspark.serving.bodies import BodyRoute, fault_of_field
 from mlx_dspark.serving.dialects import DIALECTS, dialect_of
 from mlx_dspark.serving.dialects.base import Dialect, json_bytes
 from mlx_dspark.serving.faults import Fault, FaultKind, Refused, fault_of
@@ -30,12 +31,17 @@ _ERRORS: Mapping[int | str, dict[str, Any]] = MappingProxyType(
         400: {"description": "A field is at fault, and named."},
         401: {"description": "The key is missing or wrong."},
         403: {"description": "A foreign host or page asks."},
+        408: {"description": "The body did not arrive in time."},
         413: {"description": "The body is too large."},
-        415: {"description": "The body is not JSON."},
+        415: {"description": "The body is not JSON, or is compressed."},
         429: {"description": "The queue is full; Retry-After says when to come again."},
         503: {"description": "No model is loaded, or it does not deliver."},
         504: {"description": "The answer was not complete in time."},
+        529: {"description": "503 in Anthropic's words."},
     }
+)
+_ANSWERED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
+    {200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "The answer."}}
 )
 
 
@@ -71,12 +77,18 @@ def add_dialect(app: FastAPI, host: Host, dialect: Dialect) -> None:
 
     answer.__doc__ = dialect.__doc__
     count.__doc__ = "The tokens that the prompt of such a body has."
-    for route, paths in ((answer, dialect.paths), (count, dialect.counting)):
+    for route, paths, more in ((answer, dialect.paths, _ANSWERED), (count, dialect.counting, {})):
         route.__annotations__ = {"body": dialect.body, "return": Response}
         for path in paths:
             name = path.strip("/").replace("/", "_")
-            app.add_api_route(
-                path, route, methods=["POST"], name=name, response_model=None, responses=dict(_ERRORS)
+            app.router.add_api_route(
+                path,
+                route,
+                methods=["POST"],
+                name=name,
+                response_model=None,
+                responses={**_ERRORS, **more},
+                route_class_override=BodyRoute,
             )
 
 
@@ -115,11 +127,10 @@ def _fault(error: Exception) -> Fault:
 
 
 def _invalid(error: RequestValidationError) -> Fault:
-    """A body that is not what the route takes, by its first mistake."""
+    """A body or a query that is not what the route takes, by its first mistake."""
     first = error.errors()[0]
-    where = [str(part) for part in first["loc"][1:]]
     if first["type"] == "json_invalid":
         return Fault("invalid_request", f"The body is not JSON: {first.get('ctx', {}).get('error', '')}.")
-    if not where:
-        return Fault("invalid_request", f"The body: {first['msg']}.")
-    return Fault("invalid_request", f"{'.'.join(where)}: {first['msg']}.", where[0])
+    if first["loc"][0] == "query":
+        return fault_of_field(first | {"loc": first["loc"][1:]}, {first["loc"][-1]: None})
+    return fault_of_field(first | {"loc": first["loc"][1:]}, error.body)

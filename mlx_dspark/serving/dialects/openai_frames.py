@@ -63,6 +63,10 @@ class Tally:
         self._ended[choice] = ended
         return len(self._ended) == self._ask.choices
 
+    def unended(self) -> int:
+        """The first answer that goes on; the last where none does."""
+        return next((n for n in range(self._ask.choices) if n not in self._ended), self._ask.choices - 1)
+
     def usage(self) -> dict[str, Any]:
         """Tokens of all answers; a prompt counts once, however often it is answered."""
         prompt = sum(self._about.prompt_tokens)
