@@ -34,7 +34,7 @@ class Rules:
     api_key: str | None = None
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
-    body_limit: int = 32_000_000
+    body_limit: int = 8_000_000
     body_seconds: float = _BODY_SECONDS
 
 

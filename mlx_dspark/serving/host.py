@@ -76,8 +76,12 @@ class Host:
         if self.model is None and self.stage is not None:
             return Vitals("loading", reason="A model is being loaded.")
         if self.model is None:
-            return Vitals("no model", reason="No model is loaded.")
+            return Vitals("no model", reason="No model is loaded. POST /admin/load loads one.")
         return self.model.pulse.vitals()
+
+    def lost(self, seconds: float) -> bool:
+        """Whether the engine has delivered nothing for so long that it is not waited for any more."""
+        return self.model is not None and self.model.pulse.lost(seconds)
 
     def health(self, *, private: bool) -> Mapping[str, Any]:
         """What `/health` says; `private` adds what is not for everybody."""
@@ -202,7 +206,7 @@ class Host:
         vitals = self.vitals()
         if self.closed:
             raise refused("overloaded", self.closed, headers={"retry-after": "5"})
-        if self.model is None or vitals.state in ("ending", "dead"):
+        if self.model is None or vitals.state in ("ending", "dead", "stalled"):
             raise refused("overloaded", vitals.reason, headers={"retry-after": "5"})
         return self.model
 

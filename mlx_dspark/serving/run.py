@@ -228,7 +228,7 @@ class Running:
             if vitals.state != self._state and (lost or self._state == "stalled"):
                 LOG.warning("The engine is %s. %s", vitals.state, vitals.reason)
             self._state = vitals.state
-            if vitals.state == "dead" or vitals.silent > self._settings.stall_timeout:
+            if vitals.state == "dead" or self._host.lost(self._settings.stall_timeout):
                 self.stuck = vitals.state != "dead"
                 self.failure = EngineLost(vitals.reason, "Start the server again; its log may say more.")
         self._host.fail_all(str(self.failure))
