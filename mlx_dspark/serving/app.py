@@ -19,7 +19,7 @@ from mlx_dspark.serving.bodies import BodyRoute, fault_of_field
 from mlx_dspark.serving.dialects import DIALECTS, dialect_of
 from mlx_dspark.serving.dialects.base import Dialect, json_bytes
 from mlx_dspark.serving.faults import Fault, FaultKind, Refused, fault_of
-from mlx_dspark.serving.guard import Guard, Rules, has_key
+from mlx_dspark.serving.guard import LONGEST_PATH, Guard, Rules, has_key
 from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.models import add_models
@@ -44,6 +44,11 @@ _ANSWERED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
     {200: {"content": {"application/json": {}, "text/event-stream": {}}, "description": "The answer."}}
 )
 
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+}
+
 
 def create_app(host: Host, rules: Rules | None = None, swap: Swap | None = None) -> FastAPI:
     """The server's application around a host; with a swap it takes administration too."""
@@ -62,7 +67,21 @@ def create_app(host: Host, rules: Rules | None = None, swap: Swap | None = None)
     for kind in (DsparkError, Refused, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _failed)
     app.add_middleware(Guard, rules=rules)
+    _tell_of_keys(app)
     return app
+
+
+def _tell_of_keys(app: FastAPI) -> None:
+    """Let the page of the routes say how a key is sent, where the server asks for one."""
+    plain = app.openapi
+
+    def page() -> dict[str, Any]:
+        told = plain()
+        told["components"]["securitySchemes"] = _KEYS
+        told["security"] = [{}, *({name: []} for name in _KEYS)]
+        return told
+
+    app.openapi = page
 
 
 def add_dialect(app: FastAPI, host: Host, dialect: Dialect) -> None:
@@ -108,22 +127,41 @@ def _add_health(app: FastAPI, host: Host, rules: Rules) -> None:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    fault = _fault(error)
+    fault = _fault(error, request)
     if fault.kind == "server":
         LOG.error("%s %s failed: %r", request.method, request.url.path, error, exc_info=error)
-    dialect = dialect_of(request.url.path)
+    dialect = dialect_of(request.url.path, request.headers.get("anthropic-version"))
     body, status = json_bytes(dialect.error(fault)), dialect.status(fault)
-    log_event("refused", method=request.method, path=request.url.path, status=status, field=fault.field)
+    log_event(
+        "refused",
+        method=request.method,
+        path=request.url.path[:LONGEST_PATH],
+        status=status,
+        field=fault.field,
+    )
     return Response(body, status, dict(fault.headers), media_type="application/json")
 
 
-def _fault(error: Exception) -> Fault:
+def _fault(error: Exception, request: Request) -> Fault:
     if isinstance(error, RequestValidationError):
         return _invalid(error)
     if isinstance(error, HTTPException):
         kind = _KINDS.get(error.status_code, "invalid_request")
-        return Fault(kind, str(error.detail), status=error.status_code, headers=error.headers or {})
+        told = _routed(error, request) or str(error.detail)
+        return Fault(kind, told, status=error.status_code, headers=error.headers or {})
     return fault_of(error)
+
+
+def _routed(error: HTTPException, request: Request) -> str:
+    """What is told where no route is the one that was asked for; empty for other errors."""
+    path = request.url.path[:LONGEST_PATH]
+    if error.status_code == 404:
+        taken = ", ".join(dict.fromkeys(each.paths[0] for each in DIALECTS))
+        return f"There is no route {path}. Answers are at {taken}; GET /openapi.json lists the others."
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "another method")
+        return f"{path} does not take {request.method}. Use {allowed}."
+    return ""
 
 
 def _invalid(error: RequestValidationError) -> Fault:

@@ -191,7 +191,8 @@ class Host:
 
     def _log(self, ask: Ask, about: About, generation: Generation, error: BaseException | None) -> None:
         """One line for every request that was admitted; errors that are nobody's but ours besides."""
-        stats = stats_of([answer.result() for answer in generation.answers], ask.ignored)
+        results = [answer.result() for answer in generation.answers]
+        stats = stats_of(results, ask.ignored, about.prompt_tokens)
         told = {"id": about.id, "model": about.model, "stream": ask.stream, "answers": ask.choices}
         told |= {"error": None if error is None else type(error).__name__, "stats": stats}
         if self.logs_prompts:

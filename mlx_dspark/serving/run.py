@@ -19,6 +19,7 @@ from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.app import create_app
 from mlx_dspark.serving.guard import Rules
+from mlx_dspark.serving.heads import TimelyProtocol
 from mlx_dspark.serving.host import LAST_WORDS, Host
 from mlx_dspark.serving.log import LOG, logged
 from mlx_dspark.serving.streaming import Clock
@@ -194,6 +195,7 @@ class Running:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         return uvicorn.Config(
             create_app(self._host, rules_of(self._settings), self._swap),
+            http=TimelyProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",

@@ -84,7 +84,7 @@ class Tally:
     def stats(self) -> dict[str, Any]:
         """`x_mlx_dspark`."""
         results = [self._ended[choice].result for choice in sorted(self._ended)]
-        return stats_of(results, self._ask.ignored)
+        return stats_of(results, self._ask.ignored, self._about.prompt_tokens)
 
 
 def closing(frames: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
