@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from mlx_dspark.chat.template import is_text
 from mlx_dspark.foundation.chat import EFFORTS, Conversation, Role, Tool, ToolUse, Turn
 from mlx_dspark.foundation.errors import EmptyPrompt, RequestError
 from mlx_dspark.foundation.numbers import brief, is_whole
@@ -17,7 +18,6 @@ RESERVED = frozenset(
     | {"return_assistant_tokens_mask", "tokenizer_kwargs", "sanitize_control_tokens", "conversation"}
 )
 """Names that are the template call's own and cannot be set as template variables."""
-_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}")
 
 
@@ -99,14 +99,14 @@ def _check_turn(index: int, turn: Turn) -> None:
     _require(turn.role in get_args(Role), f"{where}.role", turn.role, f"one of {', '.join(get_args(Role))}")
     for name in ("content", "reasoning", "tool_call_id", "name"):
         value = getattr(turn, name)
-        _require(isinstance(value, str) and _is_text(value), f"{where}.{name}", value, "valid Unicode text")
+        _require(isinstance(value, str) and is_text(value), f"{where}.{name}", value, "valid Unicode text")
     _require(
         not turn.tool_calls or turn.role == "assistant", f"{where}.tool_calls", turn.role, "the assistant"
     )
     for nth, call in enumerate(turn.tool_calls):
         for name in ("id", "name", "arguments"):
             value = getattr(call, name)
-            _require(_is_text(value), f"{where}.tool_calls[{nth}].{name}", value, "valid Unicode text")
+            _require(is_text(value), f"{where}.tool_calls[{nth}].{name}", value, "valid Unicode text")
     _require(not turn.reasoning or turn.role == "assistant", f"{where}.reasoning", turn.role, "the assistant")
 
 
@@ -121,12 +121,8 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         _require(schema, f"tools[{index}].parameters", tool.parameters, "a JSON schema, which is an object")
         unicode = _all_text(tool.parameters)
         _require(unicode, f"tools[{index}].parameters", tool.parameters, "valid Unicode text in it")
-        text = isinstance(tool.description, str) and _is_text(tool.description)
+        text = isinstance(tool.description, str) and is_text(tool.description)
         _require(text, f"tools[{index}].description", tool.description, "valid Unicode text")
-
-
-def _is_text(value: str) -> bool:
-    return _SURROGATE.search(value) is None
 
 
 def _all_text(value: object) -> bool:
@@ -134,7 +130,7 @@ def _all_text(value: object) -> bool:
     left = [value]
     while left:
         match left.pop():
-            case str() as text if not _is_text(text):
+            case str() as text if not is_text(text):
                 return False
             case Mapping() as members:
                 left += [*members, *members.values()]

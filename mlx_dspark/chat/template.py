@@ -200,8 +200,13 @@ def _check_kind(prompt: object) -> None:
         )
 
 
+def is_text(text: str) -> bool:
+    """Whether text is valid Unicode, which can be written as UTF-8."""
+    return _SURROGATE.search(text) is None
+
+
 def _check_text(text: str, field: str = "prompt") -> None:
-    if _SURROGATE.search(text):
+    if not is_text(text):
         raise RequestError(
             f"{_CALLED.get(field, field)} holds bytes that are not valid UTF-8.",
             "Give it as UTF-8 text.",

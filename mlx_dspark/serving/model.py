@@ -10,7 +10,7 @@ from mlx_dspark.chat.detokenize import TextDecoder
 from mlx_dspark.chat.format import ChatPrompt
 from mlx_dspark.chat.reader import ChatReader
 from mlx_dspark.chat.stops import TextStops
-from mlx_dspark.chat.template import encode_text
+from mlx_dspark.chat.template import encode_text, is_text
 from mlx_dspark.engine.stream import Stream
 from mlx_dspark.foundation.chat import Conversation
 from mlx_dspark.foundation.errors import ContextOverflow, EngineLost
@@ -164,10 +164,12 @@ def chunk_of(tokens: int, seconds: float, most: int) -> int:
 
 
 def texts_of(prompt: Prompt) -> list[str]:
-    """What a prompt surely has of text: templates may leave out some of what the assistant said."""
+    """What a prompt surely has of text, but for text that is not valid: templates may leave out some of what
+    the assistant said."""
     if isinstance(prompt, Conversation):
-        return [turn.content.strip() for turn in prompt.turns if turn.role != "assistant"]
-    return [prompt] if isinstance(prompt, str) else []
+        said = [turn.content.strip() for turn in prompt.turns if turn.role != "assistant"]
+        return list(filter(is_text, said))
+    return [prompt] if isinstance(prompt, str) and is_text(prompt) else []
 
 
 def tokens_in(tokenizer: Any, texts: Sequence[str], enough: int) -> int:

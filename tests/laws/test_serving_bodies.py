@@ -133,6 +133,7 @@ TOLD: list[tuple[str, Any, str, str | None]] = [
     (TEXT, {"prompt": "a", "logit_bias": {"7": "x"}}, 'logit_bias.7 is "x"', "logit_bias"),
     (MESSAGES, said([{"type": "text", "text": 5}]), "messages[0].content[0].text is 5", None),
     (MESSAGES, said(None), "messages[0].content is null", None),
+    (MESSAGES, said([]), "messages[0].content has nothing in it", None),
     (
         CHAT,
         {

@@ -180,6 +180,21 @@ def test_what_templates_may_leave_out_is_not_measured() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "\ud800 " * 40_000}]}),
+        ("/v1/completions", {"prompt": "\ud800 " * 40_000}),
+    ],
+)
+def test_long_text_that_is_none_is_refused(path: str, body: Any) -> None:
+    with tiny_server(scripted_session(ScriptedEngine())) as url:
+        refused = httpx.post(
+            url + path, content=json.dumps(body), headers={"content-type": "application/json"}
+        )
+    assert refused.status_code == 400
+
+
+@pytest.mark.parametrize(
     ("path", "body", "field", "step"),
     [
         (CHAT, {"messages": [{"role": "user", "content": "a " * 5000}]}, "messages", "longer context"),

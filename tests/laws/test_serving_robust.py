@@ -104,6 +104,32 @@ def test_a_client_that_leaves_frees_its_row_of_the_real_engine() -> None:
         assert engine.wait(SOON)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_its_prompt_is_read_stops_that(stream: bool) -> None:
+    """No chunk of it is read after the one under way."""
+    with tiny_session(rows=1) as session, tiny_server(session) as url:
+        engine: Any = session.engine
+        engine.prefill_chunk = 2
+        read, go = list[int](), threading.Event()
+        forward = engine.target.forward
+
+        def slowly(batch: Any, *rest: Any, **more: Any) -> Any:
+            read.append(1)
+            if len(read) == 5:
+                assert go.wait(SOON)
+            return forward(batch, *rest, **more)
+
+        engine.target.forward = slowly
+        prompt = {"messages": [{"role": "user", "content": "a " * 200}]}
+        connection = opened(url, {**prompt, "stream": stream})
+        assert until(lambda: len(read) == 5)
+        connection.close()
+        assert until(lambda: httpx.get(f"{url}/health").json()["under_way"] == 0)
+        go.set()
+        assert engine.wait(SOON)
+        assert len(read) <= 7
+
+
 def test_the_queue_is_bounded() -> None:
     engine = ScriptedEngine("Hi.", max_rows=1)
     engine.go.clear()

@@ -96,6 +96,8 @@ class _Turns:
         content = message.content
         blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
         named = [(block, f"{where}.content[{j}]") for j, block in enumerate(blocks)]
+        if message.role == "user" and not named:
+            raise RequestError(f"{where}.content has nothing in it.", "Give text.", field="messages")
         if message.role == "assistant":
             self._flush_user()
             self._assistant = [*(self._assistant or ()), *named]
