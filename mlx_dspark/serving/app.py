@@ -153,7 +153,8 @@ def _fault(error: Exception, request: Request) -> Fault:
 
 
 def _routed(error: HTTPException, request: Request) -> str:
-    """What is told where no route is the one that was asked for; empty for other errors."""
+    """What is told where no route is the one that was asked for, or its body cannot be read; empty for other
+    errors."""
     path = request.url.path[:LONGEST_PATH]
     if error.status_code == 404:
         taken = ", ".join(dict.fromkeys(each.paths[0] for each in DIALECTS))
@@ -161,6 +162,8 @@ def _routed(error: HTTPException, request: Request) -> str:
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         return f"{path} does not take {request.method}. Use {allowed}."
+    if error.status_code == 400:
+        return "The body cannot be read. Send a JSON object in UTF-8."
     return ""
 
 

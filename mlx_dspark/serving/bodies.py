@@ -31,6 +31,7 @@ _WANTED: Mapping[str, str] = MappingProxyType(
     {
         "string_type": "text",
         "int_type": "a whole number",
+        "int_parsing": "a whole number",
         "float_type": "a number",
         "bool_type": "true or false",
         "list_type": "a list",
@@ -133,9 +134,14 @@ def _told(error: Mapping[str, Any], name: str) -> str:
             return f"{name} is {given}, which cannot be used. Give {context['le']} or less."
         case "literal_error":
             return f"{name} is {given}, which cannot be used. Give {_words(context['expected'])}."
+        case "value_error" | "text_or_list" | "prompt":
+            return (
+                f"{name} is {given}, which cannot be used. Give {error['msg'].removeprefix('Value error, ')}."
+            )
+        case _ if kind in _WANTED:
+            return f"{name} is {given}, which cannot be used. Give {_WANTED[kind]}."
         case _:
-            wanted = _WANTED.get(kind) or error["msg"].removeprefix("Value error, ").rstrip(".")
-            return f"{name} is {given}, which cannot be used. Give {wanted}."
+            return f"{name} is {given}, which cannot be used: {error['msg'].rstrip('.')}."
 
 
 def _words(expected: str) -> str:

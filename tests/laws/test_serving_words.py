@@ -107,6 +107,21 @@ def test_a_route_that_is_not_there_is_told_with_those_that_are(url: str, method:
     assert all(each in told.json()["error"]["message"] for each in (path, CHAT, MESSAGES, "/openapi.json"))
 
 
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("x", 'limit is "x", which cannot be used. Give a whole number.'),
+        ("0", "Give 1 or more."),
+        ("9999", "or less."),
+    ],
+)
+def test_a_query_is_told_of_like_a_body(url: str, limit: str, told: str) -> None:
+    refused = httpx.get(f"{url}/rounds", params={"limit": limit})
+    assert refused.status_code == 400
+    assert told in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == "limit"
+
+
 def test_a_wrong_method_is_told_with_the_right_one(url: str) -> None:
     told = httpx.get(url + CHAT)
     assert (told.status_code, told.headers["allow"]) == (405, "POST")
