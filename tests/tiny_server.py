@@ -28,10 +28,10 @@ def tiny_session(*, rows: int = 4, drafter: Any = None, stops: bool = False) -> 
 
 
 @contextmanager
-def listening(app: Any) -> Iterator[str]:
-    """Run an application on a free port; gives its address."""
+def listening(app: Any, http: Any = "auto") -> Iterator[str]:
+    """Run an application on a free port, by a protocol of uvicorn's; gives its address."""
     listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, http=http, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
@@ -54,7 +54,9 @@ def tiny_host(session: Session | None = None, **options: Any) -> Iterator[Host]:
 
 
 @contextmanager
-def tiny_server(session: Session | None = None, rules: Rules | None = None, **options: Any) -> Iterator[str]:
+def tiny_server(
+    session: Session | None = None, rules: Rules | None = None, *, http: Any = "auto", **options: Any
+) -> Iterator[str]:
     """A server around `tiny_host`."""
-    with tiny_host(session, **options) as host, listening(create_app(host, rules)) as url:
+    with tiny_host(session, **options) as host, listening(create_app(host, rules), http) as url:
         yield url

@@ -122,6 +122,8 @@ class ChatFormat:
         ignored = [f"chat_template_kwargs.{name}" for name in self.facts.unread(tuple(variables))]
         if conversation.thinking_budget and not self.facts.unread(("thinking_budget",)):
             variables["thinking_budget"] = conversation.thinking_budget
+        elif conversation.thinking_budget and self.layout is PLAIN:
+            ignored.append("thinking_budget")
         thinking, effort = thinking_asked(conversation), conversation.effort
         if thinking is not None:
             variables |= dict.fromkeys(self.facts.switches, thinking)

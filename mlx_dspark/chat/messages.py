@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from mlx_dspark.chat.template import is_text
 from mlx_dspark.foundation.chat import EFFORTS, Conversation, Role, Tool, ToolUse, Turn
 from mlx_dspark.foundation.errors import EmptyPrompt, RequestError
 from mlx_dspark.foundation.numbers import brief, is_whole
@@ -34,6 +35,8 @@ def check_conversation(conversation: Conversation) -> None:
     for name in conversation.template_kwargs:
         ok = isinstance(name, str) and name not in RESERVED
         _require(ok, "chat_template_kwargs", name, "variables that the model's template reads")
+    text = _all_text(conversation.template_kwargs)
+    _require(text, "chat_template_kwargs", conversation.template_kwargs, "valid Unicode text in it")
 
 
 def thinking_asked(conversation: Conversation) -> bool | None:
@@ -96,10 +99,14 @@ def _check_turn(index: int, turn: Turn) -> None:
     _require(turn.role in get_args(Role), f"{where}.role", turn.role, f"one of {', '.join(get_args(Role))}")
     for name in ("content", "reasoning", "tool_call_id", "name"):
         value = getattr(turn, name)
-        _require(isinstance(value, str) and _is_text(value), f"{where}.{name}", value, "valid Unicode text")
+        _require(isinstance(value, str) and is_text(value), f"{where}.{name}", value, "valid Unicode text")
     _require(
         not turn.tool_calls or turn.role == "assistant", f"{where}.tool_calls", turn.role, "the assistant"
     )
+    for nth, call in enumerate(turn.tool_calls):
+        for name in ("id", "name", "arguments"):
+            value = getattr(call, name)
+            _require(is_text(value), f"{where}.tool_calls[{nth}].{name}", value, "valid Unicode text")
     _require(not turn.reasoning or turn.role == "assistant", f"{where}.reasoning", turn.role, "the assistant")
 
 
@@ -112,12 +119,26 @@ def _check_tools(tools: Sequence[Tool]) -> None:
         seen.add(tool.name)
         schema = isinstance(tool.parameters, Mapping)
         _require(schema, f"tools[{index}].parameters", tool.parameters, "a JSON schema, which is an object")
-        text = isinstance(tool.description, str) and _is_text(tool.description)
+        unicode = _all_text(tool.parameters)
+        _require(unicode, f"tools[{index}].parameters", tool.parameters, "valid Unicode text in it")
+        text = isinstance(tool.description, str) and is_text(tool.description)
         _require(text, f"tools[{index}].description", tool.description, "valid Unicode text")
 
 
-def _is_text(value: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+def _all_text(value: object) -> bool:
+    """Whether all text in a JSON value, however deep, is valid."""
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text if not is_text(text):
+                return False
+            case Mapping() as members:
+                left += [*members, *members.values()]
+            case list() | tuple() as items:
+                left += items
+            case _:
+                pass
+    return True
 
 
 def _require(ok: bool, field: str, value: object, want: str) -> None:

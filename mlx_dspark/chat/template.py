@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,7 @@ from mlx_dspark.foundation.errors import BadCheckpoint, EmptyPrompt, RequestErro
 from mlx_dspark.foundation.numbers import brief, is_whole
 
 _CALLED = {"prompt": "The prompt", "system": "The system message", "messages": "The role of a message"}
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _TEMPLATE_FAULTS = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What the Python code that a template's expressions amount to may raise, beside Jinja's own errors."""
 
@@ -198,8 +200,13 @@ def _check_kind(prompt: object) -> None:
         )
 
 
+def is_text(text: str) -> bool:
+    """Whether text is valid Unicode, which can be written as UTF-8."""
+    return _SURROGATE.search(text) is None
+
+
 def _check_text(text: str, field: str = "prompt") -> None:
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if not is_text(text):
         raise RequestError(
             f"{_CALLED.get(field, field)} holds bytes that are not valid UTF-8.",
             "Give it as UTF-8 text.",

@@ -56,14 +56,29 @@ class EmptyPrompt(RequestError):
 class ContextOverflow(RequestError):
     """The prompt, or prompt and answer, do not fit the model's context window."""
 
-    def __init__(self, prompt_tokens: int, context: int) -> None:
+    def __init__(
+        self,
+        prompt_tokens: int,
+        context: int,
+        *,
+        field: str = "prompt",
+        at_least: bool = False,
+        window: bool = False,
+    ) -> None:
+        """`at_least`: the prompt may have more tokens; `window`: the model itself could hold more."""
         self.prompt_tokens = prompt_tokens
         self.context = context
+        self.at_least = at_least
         super().__init__(
-            f"The prompt has {prompt_tokens} tokens, and the model's context holds {context}.",
-            "Shorten the prompt, or choose a model with a longer context.",
-            field="prompt",
+            f"The prompt has {'at least ' * at_least}{prompt_tokens} tokens, and the "
+            f"{'context window of this server' if window else _MODELS_CONTEXT} holds {context}.",
+            f"Shorten the prompt, or {_MORE_WINDOW if window else 'choose a model with a longer context'}.",
+            field=field,
         )
+
+
+_MODELS_CONTEXT = "model's context"
+_MORE_WINDOW = "start the server with a larger --context-window"
 
 
 class LoadError(DsparkError):

@@ -197,16 +197,16 @@ class ServeSettings(Settings):
         float,
         About(
             Seconds(),
-            "Fail all requests and end the server when the engine has delivered nothing for so long. "
-            "/health tells of it within seconds.",
+            "Fail all requests and end the server when the engine has delivered nothing for so long, or for "
+            "three times its longest wait of late where that is longer. /health tells of it within 5 s.",
         ),
-    ] = 120.0
+    ] = 30.0
     drain_timeout: Annotated[
         float, About(Seconds(), "When asked to end, let answers that are being made go on for so long.")
     ] = 30.0
     max_body_mb: Annotated[
         float, About(Number(0, 4096, above=True), "Refuse request bodies larger than this many megabytes.")
-    ] = 32.0
+    ] = 8.0
     stream_keepalive_s: Annotated[
         float,
         About(

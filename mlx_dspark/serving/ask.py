@@ -38,6 +38,11 @@ class Ask:
         """How many answers are asked for."""
         return len(self.prompts) * self.n
 
+    @property
+    def multiple(self) -> str:
+        """The field that asks for more than one answer."""
+        return "n" if self.n > 1 or len(self.prompts) == 1 else "prompt"
+
 
 @dataclass(frozen=True)
 class Defaults:

@@ -31,13 +31,14 @@ class Gate:
         """How many of them wait, at least."""
         return max(0, self.under_way - self._rows)
 
-    def enter(self, answers: int) -> None:
-        """Admit so many. Raises Refused where there is no room now, RequestError where there never is."""
+    def enter(self, answers: int, field: str = "n") -> None:
+        """Admit so many, for which `field` asks. Raises Refused where there is no room now, RequestError
+        where there never is."""
         if answers > self._most:
             raise RequestError(
-                f"n asks for {answers} answers at once, and this server takes {self._most}.",
+                f"{field} asks for {answers} answers at once, and this server takes {self._most}.",
                 "Ask for fewer.",
-                field="n",
+                field=field,
             )
         if self.under_way + answers > self._most:
             raise refused(

@@ -6,6 +6,8 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import re
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -14,11 +16,14 @@ from urllib.parse import urlsplit
 
 from mlx_dspark.serving.dialects import dialect_of
 from mlx_dspark.serving.faults import Fault, Refused, fault_of, refused
-from mlx_dspark.serving.log import log_event
+from mlx_dspark.serving.log import REQUEST, log_event
 from mlx_dspark.serving.streaming import Receive, Send, send_json
 
 OPEN = frozenset({("GET", "/health"), ("HEAD", "/health")})
 """What is answered without a key."""
+LONGEST_PATH = 128
+"""Characters of a path that are told back."""
+_PLAIN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 HEAD = "mlx_dspark.head"
 """In the scope of a request whose body would not be sent."""
 _PREFLIGHT_SECONDS = "600"
@@ -34,7 +39,7 @@ class Rules:
     api_key: str | None = None
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
-    body_limit: int = 32_000_000
+    body_limit: int = 8_000_000
     body_seconds: float = _BODY_SECONDS
 
 
@@ -65,6 +70,7 @@ class Guard:
             return
         path = scope["path"].rstrip("/") or "/"
         headers = Headers(scope)
+        send = _identified(send, headers)
         try:
             origin = self._page(headers)
         except Refused as error:
@@ -120,9 +126,11 @@ class Guard:
     def _key(self, method: str, path: str, headers: Headers) -> None:
         key = self._rules.api_key
         if key is not None and (method, path) not in OPEN and not _carries(headers, key):
+            given = headers.all("authorization") or headers.all("x-api-key")
+            told = "The key is not this server's." if given else "This server asks for a key."
             raise refused(
                 "authentication",
-                "This server asks for a key, as a bearer token or as x-api-key.",
+                f"{told} Send the one of its --api-key, as a bearer token or as x-api-key.",
                 headers={"www-authenticate": "Bearer"},
             )
 
@@ -135,6 +143,13 @@ class Guard:
         if declared.isdecimal() and len(declared) < 20 and int(declared) > limit:
             raise _too_large(limit)
         body = await self._read(receive, limit)
+        if body and any(each.strip().lower() != "identity" for each in headers.all("content-encoding")):
+            raise refused(
+                "invalid_request",
+                "The Content-Encoding header names a compression, which this server does not undo. "
+                "Send the body as it is.",
+                status=415,
+            )
         kind = (headers.one("content-type") or "").partition(";")[0].strip().lower()
         if (body or kind) and kind != "application/json":
             raise refused(
@@ -219,6 +234,22 @@ def _same(origin: str, host: str) -> bool:
     return scheme in ("http", "https") and rest.lower() == host.lower()
 
 
+def _identified(send: Send, headers: Headers) -> Send:
+    """Sends a request's id with the response, under the names that SDKs look for: the client's own where
+    that is short and plain."""
+    given = headers.one("x-request-id") or ""
+    name = given if _PLAIN_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+    REQUEST.set(name)
+    told = [(each, name.encode()) for each in (b"x-request-id", b"request-id")]
+
+    async def sending(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message = message | {"headers": [*message.get("headers", ()), *told]}
+        await send(message)
+
+    return sending
+
+
 def _with_cors(send: Send, origin: str) -> Send:
     async def sending(message: Any) -> None:
         if message["type"] == "http.response.start":
@@ -244,9 +275,9 @@ async def _preflight(headers: Headers, send: Send) -> None:
 
 async def _answer(send: Send, scope: Any, fault: Fault) -> None:
     path = scope["path"]
-    dialect = dialect_of(path)
+    dialect = dialect_of(path, Headers(scope).one("anthropic-version"))
     status = dialect.status(fault)
-    log_event("refused", method=scope["method"], path=path, status=status, field=fault.field)
+    log_event("refused", method=scope["method"], path=path[:LONGEST_PATH], status=status, field=fault.field)
     await send_json(send, status, dialect.error(fault), fault.headers)
 
 

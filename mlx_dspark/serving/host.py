@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mlx_dspark.foundation.errors import ContextOverflow, DsparkError
 from mlx_dspark.serving.ask import Ask, Defaults
 from mlx_dspark.serving.dialects.base import About, Dialect
+from mlx_dspark.serving.dialects.fields import told_names
 from mlx_dspark.serving.faults import Refused, refused
 from mlx_dspark.serving.gate import Gate
 from mlx_dspark.serving.generate import Generation
@@ -22,7 +23,7 @@ from mlx_dspark.serving.model import Model, Rendered
 from mlx_dspark.serving.observe.board import Board
 from mlx_dspark.serving.stage import Stage
 from mlx_dspark.serving.stats import stats_of
-from mlx_dspark.serving.streaming import Answering, ClientGone, Clock
+from mlx_dspark.serving.streaming import ARRIVED, Answering, ClientGone, Clock
 from mlx_dspark.serving.watch import Vitals
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Host:
         self.defaults = defaults or Defaults()
         self.clock = clock or Clock()
         self.gate = Gate(model.engine.max_rows if model is not None else 1, queue)
+        self.counting = Gate(1, queue)
         self.loaded: Loaded | None = None
         self.stage: Stage | None = None
         self.warnings: tuple[str, ...] = ()
@@ -74,8 +76,12 @@ class Host:
         if self.model is None and self.stage is not None:
             return Vitals("loading", reason="A model is being loaded.")
         if self.model is None:
-            return Vitals("no model", reason="No model is loaded.")
+            return Vitals("no model", reason="No model is loaded. POST /admin/load loads one.")
         return self.model.pulse.vitals()
+
+    def lost(self, seconds: float) -> bool:
+        """Whether the engine has delivered nothing for so long that it is not waited for any more."""
+        return self.model is not None and self.model.pulse.lost(seconds)
 
     def health(self, *, private: bool) -> Mapping[str, Any]:
         """What `/health` says; `private` adds what is not for everybody."""
@@ -102,39 +108,53 @@ class Host:
 
     # answering -----------------------------------------------------------------------------------
 
-    async def render(self, ask: Ask) -> tuple[Model, list[Rendered]]:
+    async def render(self, ask: Ask, gate: Gate) -> tuple[Model, list[Rendered]]:
         """The model that is to answer, and the prompts as it reads them. Raises what refuses them.
 
         Tokenizers are asked by one thread at a time, and not by the one that keeps every stream alive; what
-        waits for it counts as under way.
+        waits for it counts as under way in the gate, and its limits of time count.
         """
         model, loop = self.ready(), asyncio.get_running_loop()
-        self.gate.enter(ask.choices)
+        begun = ARRIVED.get() or time.monotonic()
+        gate.enter(ask.choices, ask.multiple)
         try:
-            prompts = [
-                await loop.run_in_executor(self._rendering, model.render, each) for each in ask.prompts
-            ]
+            prompts: list[Rendered] = []
+            for each in ask.prompts:
+                rendering = loop.run_in_executor(self._rendering, model.render, each)
+                prompts.append(await self._in_time(rendering, begun))
         finally:
-            self.gate.leave(ask.choices)
+            gate.leave(ask.choices)
         return model, prompts
 
-    async def count(self, dialect: Dialect, body: object) -> int:
-        """The tokens that the prompt of a checked body has, be they too many or not. Raises what refuses
-        it."""
+    async def _in_time(self, rendering: asyncio.Future[Rendered], begun: float) -> Rendered:
         try:
-            _, prompts = await self.render(dialect.decode(body, self.defaults))
+            return await asyncio.wait_for(rendering, self.clock.left(begun, begun=False))
+        except TimeoutError:
+            self.clock.left(begun, begun=False)
+            raise
+
+    async def _decoded(self, dialect: Dialect, body: object) -> Ask:
+        return await asyncio.to_thread(dialect.decode, body, self.defaults)
+
+    async def count(self, dialect: Dialect, body: object) -> int:
+        """The tokens that the prompt of a checked body has, be they too many or not. Raises what refuses it,
+        and ContextOverflow where they are too many to count them all."""
+        try:
+            _, prompts = await self.render(await self._decoded(dialect, body), self.counting)
         except ContextOverflow as error:
+            if error.at_least:
+                raise
             return error.prompt_tokens
         return sum(len(prompt.ids) for prompt in prompts)
 
     async def answer(self, dialect: Dialect, body: object) -> Answering:
         """The response to a checked body. Raises what refuses it."""
-        ask = dialect.decode(body, self.defaults)
-        model, prompts = await self.render(ask)
+        ask = await self._decoded(dialect, body)
+        model, prompts = await self.render(ask, self.gate)
         while model is not self.ready():
-            ask = dialect.decode(body, self.defaults)
-            model, prompts = await self.render(ask)
-        self.gate.enter(ask.choices)
+            ask = await self._decoded(dialect, body)
+            model, prompts = await self.render(ask, self.gate)
+        self.gate.enter(ask.choices, ask.multiple)
         try:
             generation = Generation(model, ask, prompts)
         except BaseException:
@@ -146,7 +166,8 @@ class Host:
         self, dialect: Dialect, ask: Ask, model: Model, prompts: list[Rendered], generation: Generation
     ) -> Answering:
         unheeded = {name for prompt in prompts if prompt.chat for name in prompt.chat.ignored}
-        ask = replace(ask, ignored=(*ask.ignored, *sorted(unheeded)))
+        named = [dialect.names.get(name, name) for name in sorted(unheeded)]
+        ask = replace(ask, ignored=told_names((*ask.ignored, *named)))
         counts = tuple(len(prompt.ids) for prompt in prompts)
         name = ask.model or model.session.name
         about = About(uuid.uuid4().hex, int(time.time()), name, model.session.mode, counts)
@@ -171,7 +192,8 @@ class Host:
 
     def _log(self, ask: Ask, about: About, generation: Generation, error: BaseException | None) -> None:
         """One line for every request that was admitted; errors that are nobody's but ours besides."""
-        stats = stats_of([answer.result() for answer in generation.answers], ask.ignored)
+        results = [answer.result() for answer in generation.answers]
+        stats = stats_of(results, ask.ignored, about.prompt_tokens)
         told = {"id": about.id, "model": about.model, "stream": ask.stream, "answers": ask.choices}
         told |= {"error": None if error is None else type(error).__name__, "stats": stats}
         if self.logs_prompts:
@@ -186,7 +208,7 @@ class Host:
         vitals = self.vitals()
         if self.closed:
             raise refused("overloaded", self.closed, headers={"retry-after": "5"})
-        if self.model is None or vitals.state in ("ending", "dead"):
+        if self.model is None or vitals.state in ("ending", "dead", "stalled"):
             raise refused("overloaded", vitals.reason, headers={"retry-after": "5"})
         return self.model
 

@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -15,10 +16,14 @@ from mlx_dspark.foundation.serve_settings import Logged
 
 LOG = logging.getLogger("mlx_dspark.serving")
 _FIELDS = "dspark_fields"
+REQUEST: ContextVar[str] = ContextVar("request", default="")
+"""The id of the request that is being answered, empty outside of one."""
 
 
 def log_event(event: str, level: int = logging.INFO, **fields: Any) -> None:
     """Log something that happened, with its facts."""
+    if REQUEST.get():
+        fields = {"request": REQUEST.get()} | fields
     LOG.log(level, "%s", event, extra={_FIELDS: fields})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from mlx_dspark.chat.detokenize import TextDecoder
 from mlx_dspark.chat.format import ChatPrompt
 from mlx_dspark.chat.reader import ChatReader
 from mlx_dspark.chat.stops import TextStops
-from mlx_dspark.chat.template import encode_text
+from mlx_dspark.chat.template import encode_text, is_text
 from mlx_dspark.engine.stream import Stream
 from mlx_dspark.foundation.chat import Conversation
 from mlx_dspark.foundation.errors import ContextOverflow, EngineLost
@@ -30,6 +30,11 @@ _TIMED_PROMPT = 128
 _CHUNK_SECONDS = 0.4
 """What a chunk of a prompt may take."""
 _SHORTEST_CHUNK = 64
+_LONG_TOKEN = 8
+"""Characters of a token that is longer than tokens mostly are."""
+_PIECE = 32_768
+_SURELY = 1.1
+"""Text cut into pieces has no more tokens than this, as a multiple of what it has whole."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Model:
 
     def render(self, prompt: Prompt) -> Rendered:
         """Token ids of a prompt. Raises RequestError, and ContextOverflow where no room is left to answer."""
+        self._measure(prompt)
         if isinstance(prompt, Conversation):
             chat = self.session.format.render(prompt)
             rendered = Rendered(tuple(chat.ids), prompt, chat)
@@ -64,8 +70,25 @@ class Model:
         else:
             rendered = Rendered(prompt)
         if 0 < self.context <= len(rendered.ids):
-            raise ContextOverflow(len(rendered.ids), self.context)
+            raise self._overflow(prompt, len(rendered.ids))
         return rendered
+
+    def _measure(self, prompt: Prompt) -> None:
+        """Refuse what is far too long without reading all of it. Raises ContextOverflow."""
+        texts = texts_of(prompt)
+        if self.context and sum(map(len, texts)) > self.context * _LONG_TOKEN:
+            tokens = tokens_in(self.session.tokenizer, texts, round(self.context * _SURELY))
+            if tokens > self.context * _SURELY:
+                raise self._overflow(prompt, round(tokens / _SURELY), at_least=True)
+
+    def _overflow(self, prompt: Prompt, tokens: int, *, at_least: bool = False) -> ContextOverflow:
+        return ContextOverflow(
+            tokens,
+            self.context,
+            field="messages" if isinstance(prompt, Conversation) else "prompt",
+            at_least=at_least,
+            window=self.context < self.session.context,
+        )
 
     def submit(self, ask: Ask, rendered: Rendered, nth: int, notify: Callable[[], None]) -> Answer:
         """Queue the `nth` answer to a prompt; `notify` is called in the engine's thread when there is more to
@@ -138,3 +161,23 @@ def chunk_of(tokens: int, seconds: float, most: int) -> int:
     """How many tokens of a prompt to read at once, where so many took so long; `most` where that is quick."""
     fitting = int(tokens * _CHUNK_SECONDS / seconds) if seconds > 0 else most
     return min(most, max(_SHORTEST_CHUNK, fitting // _SHORTEST_CHUNK * _SHORTEST_CHUNK))
+
+
+def texts_of(prompt: Prompt) -> list[str]:
+    """What a prompt surely has of text, but for text that is not valid: templates may leave out some of what
+    the assistant said."""
+    if isinstance(prompt, Conversation):
+        said = [turn.content.strip() for turn in prompt.turns if turn.role != "assistant"]
+        return list(filter(is_text, said))
+    return [prompt] if isinstance(prompt, str) and is_text(prompt) else []
+
+
+def tokens_in(tokenizer: Any, texts: Sequence[str], enough: int) -> int:
+    """How many tokens texts have, piece by piece; counting ends when there are more than `enough`."""
+    tokens = 0
+    for text in texts:
+        for start in range(0, len(text), _PIECE):
+            tokens += len(tokenizer.encode(text[start : start + _PIECE], add_special_tokens=False))
+            if tokens > enough:
+                return tokens
+    return tokens

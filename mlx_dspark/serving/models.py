@@ -34,7 +34,14 @@ def add_models(app: FastAPI, host: Host) -> None:
         for each in listed(host, created):
             if each["id"] == name:
                 return _json(each)
-        raise refused("not_found", "No model of this name is loaded.", field="model")
+        now = (
+            "No model is loaded"
+            if host.model is None
+            else f"The model that is loaded is {host.model.session.name}"
+        )
+        raise refused(
+            "not_found", f"{now}, and not one of this name. GET /v1/models lists it.", field="model"
+        )
 
     for path in PATHS:
         prefix = path.strip("/").replace("/", "_")

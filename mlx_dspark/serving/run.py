@@ -19,6 +19,7 @@ from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.app import create_app
 from mlx_dspark.serving.guard import Rules
+from mlx_dspark.serving.heads import TimelyProtocol
 from mlx_dspark.serving.host import LAST_WORDS, Host
 from mlx_dspark.serving.log import LOG, logged
 from mlx_dspark.serving.streaming import Clock
@@ -194,6 +195,7 @@ class Running:
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         return uvicorn.Config(
             create_app(self._host, rules_of(self._settings), self._swap),
+            http=TimelyProtocol,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -228,7 +230,7 @@ class Running:
             if vitals.state != self._state and (lost or self._state == "stalled"):
                 LOG.warning("The engine is %s. %s", vitals.state, vitals.reason)
             self._state = vitals.state
-            if vitals.state == "dead" or vitals.silent > self._settings.stall_timeout:
+            if vitals.state == "dead" or self._host.lost(self._settings.stall_timeout):
                 self.stuck = vitals.state != "dead"
                 self.failure = EngineLost(vitals.reason, "Start the server again; its log may say more.")
         self._host.fail_all(str(self.failure))

@@ -4,16 +4,19 @@ client that goes away cancels."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 
 from mlx_dspark.serving.dialects.base import Dialect, Encoder, Frame, json_bytes
 from mlx_dspark.serving.faults import fault_of, refused
 from mlx_dspark.serving.generate import Generation
+
+T = TypeVar("T")
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -24,6 +27,8 @@ SSE_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _EVER = 3600.0
+ARRIVED: ContextVar[float | None] = ContextVar("arrived", default=None)
+"""When the request that is being answered came, by `monotonic`."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,20 @@ class Clock:
     write: float = 60.0
     queue: float = 300.0
     deadline: float | None = None
+
+    def left(self, since: float, *, begun: bool) -> float:
+        """Seconds until a request that came then, and was `begun` or not, is at a limit. Raises Refused when
+        it is."""
+        spent, left = monotonic() - since, _EVER
+        if not begun:
+            left = self.queue - spent
+            if left <= 0:
+                raise refused("overloaded", f"No turn came within {self.queue:g} s; the server is busy.")
+        if self.deadline is not None:
+            left = min(left, self.deadline - spent)
+            if left <= 0:
+                raise refused("timeout", f"The answer was not complete within {self.deadline:g} s.")
+        return left
 
 
 class ClientGone(Exception):
@@ -74,12 +93,12 @@ class Answering(Response):
         self._stream = stream
         self._clock = clock
         self._done = done
-        self._begun = monotonic()
+        self._begun = ARRIVED.get() or monotonic()
         self._error: BaseException | None = None
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         try:
-            await self._until_gone(receive, self._streamed(send) if self._stream else self._plain(send))
+            await until_gone(receive, self._streamed(send) if self._stream else self._plain(send))
         except ClientGone as gone:
             self._error = gone
         except BaseException as error:
@@ -88,20 +107,6 @@ class Answering(Response):
         finally:
             self._generation.close()
             self._done(self._error)
-
-    async def _until_gone(self, receive: Receive, answering: Any) -> None:
-        """Run `answering` until it is done or the client is gone. Raises ClientGone."""
-        writer = asyncio.ensure_future(answering)
-        listener = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait({writer, listener}, return_when=asyncio.FIRST_COMPLETED)
-            if not writer.done():
-                raise ClientGone
-            await writer
-        finally:
-            writer.cancel()
-            listener.cancel()
-            await asyncio.gather(writer, listener, return_exceptions=True)
 
     async def _streamed(self, send: Send) -> None:
         wire = _Wire(send, self._encoder, self._clock)
@@ -138,18 +143,7 @@ class Answering(Response):
 
     def _left(self) -> float:
         """Seconds until a limit is reached. Raises Refused when one is."""
-        spent, left = monotonic() - self._begun, _EVER
-        if not self._generation.started:
-            left = self._clock.queue - spent
-            if left <= 0:
-                raise refused(
-                    "overloaded", f"No turn came within {self._clock.queue:g} s; the server is busy."
-                )
-        if self._clock.deadline is not None:
-            left = min(left, self._clock.deadline - spent)
-            if left <= 0:
-                raise refused("timeout", f"The answer was not complete within {self._clock.deadline:g} s.")
-        return left
+        return self._clock.left(self._begun, begun=self._generation.started)
 
 
 class _Kept:
@@ -210,6 +204,21 @@ async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, st
     named += [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": named})
     await send({"type": "http.response.body", "body": raw})
+
+
+async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T:
+    """What `answering` returns, unless the client leaves before. Raises ClientGone."""
+    writer = asyncio.ensure_future(answering)
+    listener = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({writer, listener}, return_when=asyncio.FIRST_COMPLETED)
+        if not writer.done():
+            raise ClientGone
+        return await writer
+    finally:
+        writer.cancel()
+        listener.cancel()
+        await asyncio.gather(writer, listener, return_exceptions=True)
 
 
 async def _gone(receive: Receive) -> None:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 PATIENCE = 4.0
 """Seconds without a sign of life that are always borne."""
+VISIBLE = 4.8
+"""Seconds after which silence is told of in any case."""
 _TIMES_LONGEST = 3.0
 """How many times the longest wait of late is borne: a chunk of a long prompt takes its time."""
 _LATE = 64
@@ -67,10 +69,20 @@ class Pulse:
             return Vitals("dead", reason="The engine's thread has ended.")
         with self._lock:
             silent = self._now() - self._last if self._owes() else 0.0
-            patience = max(PATIENCE, _TIMES_LONGEST * max(self._waits, default=0.0))
+            patience = min(VISIBLE, max(PATIENCE, self._borne()))
         if silent <= patience:
             return Vitals("ok", silent)
         return Vitals("stalled", silent, f"The engine has delivered nothing for {silent:.1f} s.")
+
+    def lost(self, seconds: float) -> bool:
+        """Whether the engine has delivered nothing for so long, and for longer than its waits of late allow
+        for."""
+        silent = self.vitals().silent
+        with self._lock:
+            return silent > max(seconds, self._borne())
+
+    def _borne(self) -> float:
+        return _TIMES_LONGEST * max(self._waits, default=0.0)
 
     def _owes(self) -> int:
         self._owed = [request for request in self._owed if not request.ended]

@@ -247,7 +247,7 @@ def recorded(frames: list[tuple[str, Any]]) -> str:
         ("tools[0].type", {"tools": [{"type": "bash_20250124", "name": "bash"}]}),
         ("tools[0].input_schema", {"tools": [{"name": "bash"}]}),
         ("tools.strict", {"tools": [READ | {"strict": True}]}),
-        ("tool 'Nope'", {"messages": [{"role": "user", "content": [REFERRED]}]}),
+        ('tool "Nope"', {"messages": [{"role": "user", "content": [REFERRED]}]}),
         ("output_config.format", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}),
         ("output_config.effort", {"output_config": {"effort": "huge"}}),
         ("context_management", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),

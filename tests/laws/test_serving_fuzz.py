@@ -215,7 +215,7 @@ def test_bodies_that_are_no_json_or_endless_are_refused(ask: Asker, path: str) -
 
 
 def test_no_request_that_the_openapi_page_allows_fails(app: Any) -> None:
-    schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", app).exclude(path="/events")
 
     for operation in schema.get_all_operations():
         assert isinstance(operation, Ok)

@@ -8,17 +8,21 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from fastapi.testclient import TestClient
 
 from mlx_dspark.catalog.usual import usual_sampling
 from mlx_dspark.cli.main import run
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.serving import run as module_of_runs
+from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.loading import context_window, defaults_of
 from mlx_dspark.serving.model import Model, chunk_of
 from mlx_dspark.session.pair import Parts, load_parts
@@ -168,3 +172,47 @@ def test_warming_up_leaves_answers_as_they_are() -> None:
         assert model.engine.prefill_chunk in range(64, 513)
         assert session.generate("Hello", max_new_tokens=9).token_ids == told.token_ids
         assert model.pulse.vitals().well
+
+
+class Ran:
+    """What a server would have been run with."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module_of_runs, "Running", self)
+        self.failure, self.stuck = None, False
+
+    def __call__(self, host: Host, settings: ServeSettings, swap: object) -> Ran:
+        self.clock, self.most = host.clock, host.gate._most
+        self.body_limit = module_of_runs.rules_of(settings).body_limit
+        return self
+
+    async def run(self, *_: object) -> None:
+        """Serves nothing."""
+
+
+@pytest.mark.parametrize("by_flag", [True, False])
+@pytest.mark.parametrize(
+    ("flag", "value", "read"),
+    [
+        ("stream-keepalive-s", 3, lambda ran: ran.clock.keep_alive),
+        ("queue-timeout", 7, lambda ran: ran.clock.queue),
+        ("request-timeout", 9, lambda ran: ran.clock.deadline),
+        ("queue", 5, lambda ran: ran.most - 1),
+        ("max-body-mb", 2, lambda ran: ran.body_limit / 1e6),
+    ],
+)
+def test_limits_are_those_of_the_flags_and_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch, flag: str, value: int, read: Callable[[Ran], float], by_flag: bool
+) -> None:
+    ran = Ran(monkeypatch)
+    if not by_flag:
+        monkeypatch.setenv(f"MLX_DSPARK_{flag.replace('-', '_').upper()}", str(value))
+    assert run(["serve", "--no-model", "--port", "0", *([f"--{flag}", str(value)] if by_flag else [])]) == 0
+    assert read(ran) == value
+
+
+def test_a_served_app_has_the_limit_of_bodies_that_was_set() -> None:
+    running = module_of_runs.Running(Host(None), ServeSettings(max_body_mb=0.001, allow_host="testserver"))
+    app: Any = running._config().app
+    with TestClient(app) as client:
+        assert client.post(CHAT, json={"messages": "x" * 2000}).status_code == 413

@@ -104,6 +104,32 @@ def test_a_client_that_leaves_frees_its_row_of_the_real_engine() -> None:
         assert engine.wait(SOON)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_its_prompt_is_read_stops_that(stream: bool) -> None:
+    """No chunk of it is read after the one under way."""
+    with tiny_session(rows=1) as session, tiny_server(session) as url:
+        engine: Any = session.engine
+        engine.prefill_chunk = 2
+        read, go = list[int](), threading.Event()
+        forward = engine.target.forward
+
+        def slowly(batch: Any, *rest: Any, **more: Any) -> Any:
+            read.append(1)
+            if len(read) == 5:
+                assert go.wait(SOON)
+            return forward(batch, *rest, **more)
+
+        engine.target.forward = slowly
+        prompt = {"messages": [{"role": "user", "content": "a " * 200}]}
+        connection = opened(url, {**prompt, "stream": stream})
+        assert until(lambda: len(read) == 5)
+        connection.close()
+        assert until(lambda: httpx.get(f"{url}/health").json()["under_way"] == 0)
+        go.set()
+        assert engine.wait(SOON)
+        assert len(read) <= 7
+
+
 def test_the_queue_is_bounded() -> None:
     engine = ScriptedEngine("Hi.", max_rows=1)
     engine.go.clear()
@@ -288,6 +314,9 @@ def test_a_stalled_engine_is_told_within_5_s_and_ends_the_server() -> None:
         told = httpx.get(f"{url}/health").json()
         assert told["status"] == "stalled"
         assert "delivered nothing" in told["reason"]
+        late = post(url)
+        assert late.status_code == 503, "no more are taken meanwhile"
+        assert "retry-after" in late.headers
         streamed, plain = (each.result(SOON) for each in waiting)
         assert "delivered nothing" in streamed.text
         assert plain.status_code == 503
@@ -333,12 +362,17 @@ def test_the_pulse_tells_a_stall_from_a_slow_chunk_and_from_idleness() -> None:
     assert after(PATIENCE) == "ok"
     assert after(1) == "stalled"
     pulse.heard()
-    assert after(2 * PATIENCE) == "ok", "a chunk that took 5 s may be followed by a longer one"
-    assert after(2 * PATIENCE) == "stalled"
+    assert after(4.7) == "ok", "a chunk that took 5 s may be followed by another"
+    assert after(0.3) == "stalled", "but is told of within 5 s"
+    assert not pulse.lost(5.0), "and borne for three times as long"
+    after(10.5)
+    assert pulse.lost(5.0)
+    assert not pulse.lost(20.0)
     for _ in range(65):
         pulse.heard()
         now[0] += 0.1
-    assert after(PATIENCE + 1) == "stalled", "what was slow long ago is forgotten"
+    assert after(PATIENCE + 0.1) == "stalled", "what was slow long ago is forgotten"
+    assert pulse.lost(PATIENCE)
     request.ended = True
     assert after(1000) == "ok"
     pulse.expect(Owed())

@@ -8,10 +8,12 @@ from mlx_dspark.serving.dialects.openai import OpenAIChat
 from mlx_dspark.serving.dialects.openai_text import OpenAIText
 
 DIALECTS: tuple[Dialect, ...] = (OpenAIChat(), OpenAIText(), AnthropicMessages())
-"""Every way to ask; the first one words the errors of routes that are nobody's."""
+"""Every way to ask. The first one words the errors of routes that are nobody's, the last one does for
+clients of Anthropic's."""
 
 
-def dialect_of(path: str) -> Dialect:
-    """Whose route a path is."""
+def dialect_of(path: str, version: str | None = None) -> Dialect:
+    """Whose route a path is; of one that is nobody's, who asks by the header `anthropic-version`."""
     path = path.rstrip("/")
-    return next((each for each in DIALECTS if path in (*each.paths, *each.counting)), DIALECTS[0])
+    own = next((each for each in DIALECTS if path in (*each.paths, *each.counting)), None)
+    return own or (DIALECTS[-1] if version else DIALECTS[0])

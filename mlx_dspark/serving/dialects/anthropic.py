@@ -34,6 +34,7 @@ class AnthropicMessages(Dialect):
     paths = ("/v1/messages", "/messages")
     counting = ("/v1/messages/count_tokens", "/messages/count_tokens")
     body = MessagesBody
+    names = MappingProxyType({"effort": "output_config.effort", "thinking_budget": "thinking.budget_tokens"})
 
     def decode(self, body: MessagesBody, defaults: Defaults) -> Ask:
         return messages_ask(body, defaults)

@@ -10,10 +10,22 @@ from pydantic import Field, StrictBool, StrictInt, StrictStr
 
 from mlx_dspark.foundation.chat import Conversation, Tool
 from mlx_dspark.foundation.errors import RequestError
-from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.serving.ask import Ask, Defaults
 from mlx_dspark.serving.dialects.anthropic_turns import InMessage, TextBlock, turns_of
-from mlx_dspark.serving.dialects.fields import Open, Real, Unserved, checked_stops, unknown_fields
+from mlx_dspark.serving.dialects.fields import (
+    AS_LIST,
+    AS_TEXT,
+    FIRST_ONLY,
+    LONGEST_NAME,
+    TEXT_OR_LIST,
+    Open,
+    Real,
+    Unserved,
+    checked_stops,
+    shown,
+    told_names,
+    unknown_fields,
+)
 
 HARMLESS = frozenset(
     {
@@ -99,19 +111,24 @@ class ToolDeclared(Open):
     defer_loading: StrictBool | None = None
 
 
+System = Annotated[
+    Annotated[StrictStr, AS_TEXT] | Annotated[list[TextBlock], FIRST_ONLY, AS_LIST], TEXT_OR_LIST
+]
+
+
 class MessagesBody(Open):
     """The body of `/v1/messages`, and of `/v1/messages/count_tokens`."""
 
     model: StrictStr | None = None
-    messages: Annotated[list[InMessage], Field(min_length=1)]
+    messages: Annotated[list[InMessage], Field(min_length=1), FIRST_ONLY]
     max_tokens: Annotated[int, Field(strict=True, ge=1)] | None = None
-    system: StrictStr | list[TextBlock] | None = None
+    system: System | None = None
     stream: StrictBool | None = None
-    stop_sequences: list[StrictStr] | None = None
+    stop_sequences: Annotated[list[StrictStr], FIRST_ONLY] | None = None
     temperature: Real | None = None
     top_p: Real | None = None
     top_k: StrictInt | None = None
-    tools: list[ToolDeclared] | None = None
+    tools: Annotated[list[ToolDeclared], FIRST_ONLY] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
@@ -137,8 +154,8 @@ def messages_ask(body: MessagesBody, defaults: Defaults) -> Ask:
         defaults.tokens(body.max_tokens),
         checked_stops(body.stop_sequences or (), "stop_sequences"),
         stream=bool(body.stream),
-        model=body.model or "",
-        ignored=(*unknown_fields(body, HARMLESS, UNSERVED), *left_out),
+        model=(body.model or "")[:LONGEST_NAME],
+        ignored=told_names((*unknown_fields(body, HARMLESS, UNSERVED), *left_out)),
         details={"show_thinking": thinking is None or thinking.display != "omitted"},
     )
 
@@ -155,7 +172,7 @@ def _check_tool_choice(body: MessagesBody) -> None:
         return
     if choice.type != "auto":
         raise RequestError(
-            f"tool_choice.type is {brief(choice.type)}, and this server leaves the choice to the model.",
+            f"tool_choice.type is {shown(choice.type)}, and this server leaves the choice to the model.",
             "Give auto or none, or leave tool_choice out.",
             field="tool_choice",
         )
@@ -171,7 +188,7 @@ def _check_tool_choice(body: MessagesBody) -> None:
 def _tool(tool: ToolDeclared, where: str) -> Tool:
     if tool.type not in (None, "custom"):
         raise RequestError(
-            f"{where}.type is {brief(tool.type)}, a tool that this server does not have.",
+            f"{where}.type is {shown(tool.type)}, a tool that this server does not have.",
             "Declare it as a custom tool with an input_schema, or leave it out.",
             field="tools",
         )

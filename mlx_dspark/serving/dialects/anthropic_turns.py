@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import StrictBool, StrictStr
 
 from mlx_dspark.foundation.chat import Tool, ToolUse, Turn
 from mlx_dspark.foundation.errors import RequestError
-from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.serving.dialects.anthropic_signature import carried
-from mlx_dspark.serving.dialects.fields import Open
+from mlx_dspark.serving.dialects.fields import AS_LIST, AS_TEXT, FIRST_ONLY, TEXT_OR_LIST, Open, shown
 
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 """How the user's turn carries what the system says in between."""
@@ -47,15 +46,19 @@ class Block(Open):
     input: dict[str, Any] | None = None
     tool_use_id: StrictStr | None = None
     tool_name: StrictStr | None = None
-    content: StrictStr | list[Block] | None = None
+    content: Content | None = None
     is_error: StrictBool | None = None
+
+
+Content = Annotated[Annotated[StrictStr, AS_TEXT] | Annotated[list[Block], FIRST_ONLY, AS_LIST], TEXT_OR_LIST]
+Block.model_rebuild()
 
 
 class InMessage(Open):
     """One message."""
 
     role: Literal["user", "assistant", "system"]
-    content: StrictStr | list[Block]
+    content: Content
 
 
 def turns_of(
@@ -93,6 +96,8 @@ class _Turns:
         content = message.content
         blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
         named = [(block, f"{where}.content[{j}]") for j, block in enumerate(blocks)]
+        if message.role == "user" and not named:
+            raise RequestError(f"{where}.content has nothing in it.", "Give text.", field="messages")
         if message.role == "assistant":
             self._flush_user()
             self._assistant = [*(self._assistant or ()), *named]
@@ -140,7 +145,7 @@ class _Turns:
         tool = self._tools.get(_given(part.tool_name, f"{place}.tool_name"))
         if tool is None:
             raise RequestError(
-                f"{place} refers to the tool {brief(part.tool_name)}, which is not declared.",
+                f"{place} refers to the tool {shown(part.tool_name)}, which is not declared.",
                 "Declare it in tools.",
                 field="messages",
             )
@@ -175,7 +180,7 @@ class _Turns:
 def _text(block: Block, place: str) -> str:
     if block.type != "text":
         raise RequestError(
-            f"{place} is of type {brief(block.type)}, which this server does not take there.",
+            f"{place} is of type {shown(block.type)}, which this server does not take there.",
             "Give blocks of type text.",
             field="messages",
         )

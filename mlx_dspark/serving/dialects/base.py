@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
@@ -79,12 +80,14 @@ class Encoder(ABC):
 class Dialect(ABC):
     """One way to ask and to be answered. It has the routes `paths`, and `body` is what it takes there.
 
-    `counting` are its routes that only count the tokens of a prompt.
+    `counting` are its routes that only count the tokens of a prompt. `names` are its own for the fields of a
+    conversation, where they differ.
     """
 
     paths: tuple[str, ...]
     body: type[BaseModel]
     counting: tuple[str, ...] = ()
+    names: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def decode(self, body: Any, defaults: Defaults) -> Ask:

@@ -2,19 +2,70 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt
+from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag
 
 from mlx_dspark.foundation.errors import RequestError
 from mlx_dspark.foundation.numbers import brief
 
-Real = StrictFloat | StrictInt
+Real = Annotated[float, Field(strict=True)]
 Count = Annotated[int, Field(strict=True, ge=0)]
 MOST_STOPS = 16
 _LONGEST_STOP = 1000
+_MOST_TOLD = 32
+_LONGEST_TOLD = 64
+LONGEST_NAME = 128
+"""Characters of the name of a model that are told back."""
+
+AS_TEXT, AS_LIST = Tag("as text"), Tag("as a list")
+
+
+class _FirstOnly(FailFast):
+    """Can stand in a union."""
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+FIRST_ONLY = _FirstOnly()
+"""A list's first bad item is told, and the rest are not looked at."""
+
+
+def text_or_list(value: Any) -> str | None:
+    """Which of AS_TEXT and AS_LIST a value is."""
+    return AS_TEXT.tag if isinstance(value, str) else AS_LIST.tag if isinstance(value, list) else None
+
+
+TEXT_OR_LIST = Discriminator(
+    text_or_list, custom_error_type="text_or_list", custom_error_message="text, or a list of parts"
+)
+
+
+def shown(value: Any) -> str:
+    """A value of a body as JSON has it, briefly; of lists and objects only the kind."""
+    match value:
+        case dict():
+            return "an object"
+        case list() | tuple():
+            return f"a list of {len(value)}"
+        case str():
+            return json.dumps(value if len(value) <= _LONGEST_TOLD else value[:_LONGEST_TOLD] + "…")
+        case None | bool():
+            return json.dumps(value)
+        case _:
+            return brief(value)
+
+
+def told_names(names: Collection[str]) -> tuple[str, ...]:
+    """Names that clients chose, each once, as many and as long as are told back."""
+    distinct = list(dict.fromkeys(names))
+    told = [name[:_LONGEST_TOLD] + "…" * (len(name) > _LONGEST_TOLD) for name in distinct[:_MOST_TOLD]]
+    more = len(distinct) - len(told)
+    return (*told, f"and {more} more") if more else tuple(told)
 
 
 class Open(BaseModel):
@@ -50,7 +101,7 @@ class Unserved:
         if value is None or any(type(value) is type(each) and value == each for each in self.neutral):
             return
         raise RequestError(
-            f"{name} is {brief(value)}, which this server does not do.", self.instead, field=name
+            f"{name} is {shown(value)}, which this server does not do.", self.instead, field=name
         )
 
 
@@ -62,12 +113,12 @@ def unknown_fields(
     `harmless` and `unserved` name a nested field in the same way. Raises RequestError for one of `unserved`
     that asks for something.
     """
-    unknown: list[str] = []
+    unknown: dict[str, None] = {}
     for name, value in _extras(body, ""):
         if name in unserved:
             unserved[name].check(name, value)
-        elif name not in harmless and name not in unknown:
-            unknown.append(name)
+        elif name not in harmless:
+            unknown[name] = None
     return tuple(unknown)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from mlx_dspark.foundation.events import Text, ToolCallArguments, ToolCallBegan
@@ -19,6 +20,7 @@ class OpenAIChat(Dialect):
 
     paths = ("/v1/chat/completions", "/chat/completions")
     body = ChatBody
+    names = MappingProxyType({"effort": "reasoning_effort", "thinking": "enable_thinking"})
 
     def decode(self, body: ChatBody, defaults: Defaults) -> Ask:
         return chat_ask(body, defaults)
@@ -68,7 +70,7 @@ class ChatEncoder(Encoder):
         return [Frame(usage), Frame(DONE)] if self._ask.details["usage"] else [Frame(DONE)]
 
     def keep_alive(self) -> Sequence[Frame]:
-        return [self._delta(0, {"content": ""})]
+        return [self._delta(self._tally.unended(), {"content": ""})]
 
     def failed(self, fault: Fault) -> Sequence[Frame]:
         return [Frame(error_body(fault)), Frame(DONE)]

@@ -9,13 +9,26 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import Field, StrictBool, StrictInt, StrictStr
+from pydantic import BeforeValidator, Field, StrictBool, StrictInt, StrictStr
 
 from mlx_dspark.foundation.errors import RequestError
-from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.request import SamplingParams
 from mlx_dspark.serving.ask import Ask, Defaults
-from mlx_dspark.serving.dialects.fields import Count, Open, Real, Unserved, checked_stops, unknown_fields
+from mlx_dspark.serving.dialects.fields import (
+    AS_LIST,
+    AS_TEXT,
+    FIRST_ONLY,
+    LONGEST_NAME,
+    TEXT_OR_LIST,
+    Count,
+    Open,
+    Real,
+    Unserved,
+    checked_stops,
+    shown,
+    told_names,
+    unknown_fields,
+)
 
 HARMLESS = frozenset(
     {
@@ -32,6 +45,21 @@ HARMLESS = frozenset(
     }
 )
 """Taken, and without effect: nothing is stored, and none of these changes an answer."""
+
+
+_MOST_BIASES = 10_000
+Stop = Annotated[
+    Annotated[StrictStr, AS_TEXT] | Annotated[list[StrictStr], FIRST_ONLY, AS_LIST], TEXT_OR_LIST
+]
+
+
+def _few(biases: Any) -> Any:
+    if isinstance(biases, dict) and len(biases) > _MOST_BIASES:
+        raise ValueError(f"up to {_MOST_BIASES} token ids")
+    return biases
+
+
+Biases = Annotated[dict[str, Real], BeforeValidator(_few)]
 
 
 class StreamOptions(Open):
@@ -53,9 +81,9 @@ class Sampled(Open):
     repetition_penalty: Real | None = None
     presence_penalty: Real | None = None
     frequency_penalty: Real | None = None
-    logit_bias: dict[str, Real] | None = None
+    logit_bias: Biases | None = None
     max_tokens: Count | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: Stop | None = None
     seed: StrictInt | None = None
     n: Annotated[int, Field(strict=True, ge=1, le=8)] | None = None
 
@@ -81,8 +109,8 @@ def shared_ask(
         _stops(body.stop),
         body.n or 1,
         bool(body.stream),
-        body.model or "",
-        unknown_fields(body, harmless, unserved),
+        (body.model or "")[:LONGEST_NAME],
+        told_names(unknown_fields(body, harmless, unserved)),
         {"usage": not body.stream or bool(body.stream_options and body.stream_options.include_usage)},
     )
 
@@ -116,7 +144,7 @@ def _biases(given: Mapping[str, Any]) -> dict[int, float]:
     for name in given:
         if not (name.isascii() and name.isdecimal() and len(name) < 20):
             raise RequestError(
-                f"logit_bias names {brief(name)}, which is not a token id.",
+                f"logit_bias names {shown(name)}, which is not a token id.",
                 "Give token ids (0 and up) with numbers.",
                 field="logit_bias",
             )

@@ -11,9 +11,17 @@ from pydantic import Field, StrictBool, StrictStr
 
 from mlx_dspark.foundation.chat import Conversation, Role, Tool, ToolUse, Turn
 from mlx_dspark.foundation.errors import RequestError
-from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.serving.ask import Ask, Defaults
-from mlx_dspark.serving.dialects.fields import Count, Open, Unserved
+from mlx_dspark.serving.dialects.fields import (
+    AS_LIST,
+    AS_TEXT,
+    FIRST_ONLY,
+    TEXT_OR_LIST,
+    Count,
+    Open,
+    Unserved,
+    shown,
+)
 from mlx_dspark.serving.dialects.openai_body import (
     HARMLESS,
     Sampled,
@@ -48,6 +56,9 @@ class Part(Open):
     text: StrictStr | None = None
 
 
+Content = Annotated[Annotated[StrictStr, AS_TEXT] | Annotated[list[Part], FIRST_ONLY, AS_LIST], TEXT_OR_LIST]
+
+
 class FunctionCall(Open):
     """A call: the function's name, and its arguments as JSON text."""
 
@@ -67,10 +78,10 @@ class ChatMessage(Open):
     """One turn. `reasoning` is another name of `reasoning_content`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[Part] | None = None
+    content: Content | None = None
     reasoning_content: StrictStr | None = None
     reasoning: StrictStr | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_ONLY] | None = None
     tool_call_id: StrictStr | None = None
     name: StrictStr | None = None
 
@@ -93,11 +104,11 @@ class ToolDeclared(Open):
 class ChatBody(Sampled):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FIRST_ONLY]
     max_completion_tokens: Count | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
-    tools: list[ToolDeclared] | None = None
+    tools: Annotated[list[ToolDeclared], FIRST_ONLY] | None = None
     tool_choice: Any = None
     parallel_tool_calls: StrictBool | None = None
     reasoning_effort: StrictStr | None = None
@@ -124,7 +135,7 @@ def chat_ask(body: ChatBody, defaults: Defaults) -> Ask:
 def _check_tools(body: ChatBody) -> None:
     if body.tool_choice not in (None, "auto", "none"):
         raise RequestError(
-            f"tool_choice is {brief(body.tool_choice)}, and this server leaves the choice to the model.",
+            f"tool_choice is {shown(body.tool_choice)}, and this server leaves the choice to the model.",
             "Give auto or none, or leave it out.",
             field="tool_choice",
         )
@@ -153,6 +164,8 @@ def _conversation(body: ChatBody, defaults: Defaults) -> Conversation:
 
 
 def _turn(message: ChatMessage, where: str) -> Turn:
+    if message.role == "user" and not message.content and message.content != "":
+        raise RequestError(f"{where}.content has nothing in it.", "Give text.", field="messages")
     role: Role = "system" if message.role == "developer" else message.role
     calls = [
         ToolUse(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()
@@ -171,9 +184,11 @@ def _content(content: str | list[Part] | None, where: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for i, part in enumerate(content):
-        if part.type not in _TEXT_PARTS or part.text is None:
+        if part.type in _TEXT_PARTS and part.text is None:
+            raise RequestError(f"{where}.content[{i}].text is missing.", "Give it as text.", field="messages")
+        if part.type not in _TEXT_PARTS:
             raise RequestError(
-                f"{where}.content[{i}] is of type {brief(part.type)}, and this server takes text only.",
+                f"{where}.content[{i}] is of type {shown(part.type)}, and this server takes text only.",
                 "Give parts of type text.",
                 field="messages",
             )

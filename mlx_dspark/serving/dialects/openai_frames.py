@@ -63,6 +63,10 @@ class Tally:
         self._ended[choice] = ended
         return len(self._ended) == self._ask.choices
 
+    def unended(self) -> int:
+        """The first answer that goes on; the last where none does."""
+        return next((n for n in range(self._ask.choices) if n not in self._ended), self._ask.choices - 1)
+
     def usage(self) -> dict[str, Any]:
         """Tokens of all answers; a prompt counts once, however often it is answered."""
         prompt = sum(self._about.prompt_tokens)
@@ -80,7 +84,7 @@ class Tally:
     def stats(self) -> dict[str, Any]:
         """`x_mlx_dspark`."""
         results = [self._ended[choice].result for choice in sorted(self._ended)]
-        return stats_of(results, self._ask.ignored)
+        return stats_of(results, self._ask.ignored, self._about.prompt_tokens)
 
 
 def closing(frames: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -10,12 +10,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
-from pydantic import Field, StrictInt, StrictStr
+from pydantic import Discriminator, Field, StrictInt, StrictStr, Tag
 
 from mlx_dspark.foundation.events import Text
 from mlx_dspark.serving.ask import Ask, Defaults, Prompt
 from mlx_dspark.serving.dialects.base import About, Dialect, Encoder, Frame
-from mlx_dspark.serving.dialects.fields import Unserved
+from mlx_dspark.serving.dialects.fields import FIRST_ONLY, Unserved
 from mlx_dspark.serving.dialects.openai_body import HARMLESS, Sampled, shared_ask
 from mlx_dspark.serving.dialects.openai_frames import DONE, FINISH, Tally, closing, error_body
 from mlx_dspark.serving.events import AnswerEvent, Ended, Logprobs
@@ -29,14 +29,38 @@ UNSERVED: Mapping[str, Unserved] = MappingProxyType(
     }
 )
 """Refused by name, unless the value asks for nothing."""
-Ids = Annotated[list[StrictInt], Field(min_length=1)]
-Several = Annotated[list[StrictStr] | list[Ids], Field(min_length=1, max_length=32)]
+MOST_IDS = 1_000_000
+_MOST_PROMPTS = 32
+Ids = Annotated[list[StrictInt], Field(min_length=1, max_length=MOST_IDS), FIRST_ONLY]
+Texts = Annotated[list[StrictStr], Field(min_length=1, max_length=_MOST_PROMPTS), FIRST_ONLY]
+Several = Annotated[list[Ids], Field(min_length=1, max_length=_MOST_PROMPTS), FIRST_ONLY]
+
+
+def _kind(prompt: Any) -> str | None:
+    """What a prompt is, by its first item."""
+    if isinstance(prompt, str):
+        return "as text"
+    if not isinstance(prompt, list):
+        return None
+    first: Any = prompt[0] if prompt else ""
+    return "as ids" if isinstance(first, int) else "as lists" if isinstance(first, list) else "as texts"
+
+
+TextPrompt = Annotated[
+    Annotated[StrictStr, Tag("as text")]
+    | Annotated[Ids, Tag("as ids")]
+    | Annotated[Several, Tag("as lists")]
+    | Annotated[Texts, Tag("as texts")],
+    Discriminator(
+        _kind, custom_error_type="prompt", custom_error_message="text, token ids, or a list of either"
+    ),
+]
 
 
 class TextBody(Sampled):
     """The body of `/v1/completions`."""
 
-    prompt: StrictStr | Ids | Several
+    prompt: TextPrompt
     logprobs: Annotated[int, Field(strict=True, ge=0, le=20)] | None = None
 
 
@@ -95,7 +119,7 @@ class TextEncoder(Encoder):
         return [Frame(usage), Frame(DONE)] if self._ask.details["usage"] else [Frame(DONE)]
 
     def keep_alive(self) -> Sequence[Frame]:
-        return [self._piece(0, "")]
+        return [self._piece(self._tally.unended(), "")]
 
     def failed(self, fault: Fault) -> Sequence[Frame]:
         return [Frame(error_body(fault)), Frame(DONE)]

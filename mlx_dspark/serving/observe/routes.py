@@ -72,7 +72,13 @@ def add_observation(app: FastAPI, host: Host) -> None:
     )
     for route in (rounds, calibration, machine, doctor):
         app.add_api_route(f"/{route.__name__}", route, response_model=None, name=route.__name__)
-    app.add_api_route("/events", events, include_in_schema=False, name="events")
+    app.add_api_route(
+        "/events",
+        events,
+        response_model=None,
+        responses={200: {"content": {"text/event-stream": {}}}},
+        name="events",
+    )
 
 
 def _json(value: Any) -> Response:
