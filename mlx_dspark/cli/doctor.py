@@ -18,7 +18,6 @@ def doctor(settings: DoctorSettings) -> int:
     """Check this machine, a server, and with --pair a model with its drafter; exit code 2 where a check
     fails."""
     from mlx_dspark.doctor.machine import machine_checks
-    from mlx_dspark.doctor.pair import pair
     from mlx_dspark.doctor.server import server
 
     refuse_ranks("doctor")
@@ -28,6 +27,8 @@ def doctor(settings: DoctorSettings) -> int:
     checks = machine_checks()
     checks += server(settings.url or DEFAULT_URL, settings.api_key, expected=settings.url is not None)
     if settings.pair is not None:
+        from mlx_dspark.doctor.pair import pair
+
         checks += pair(str(settings.pair), progress, progress.tell, LOW_ADVICE)
     progress.clear()
     well = all(check.well for check in checks)

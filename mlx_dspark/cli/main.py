@@ -25,6 +25,7 @@ from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
 from mlx_dspark.foundation.errors import DsparkError, UsageError
+from mlx_dspark.foundation.installing import no_back_end
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import (
     AskSettings,
@@ -82,6 +83,11 @@ def _reported(arguments: Sequence[str]) -> int:
     except DsparkError as error:
         report(error)
         return error.exit_code
+    except ImportError as error:
+        if (told := no_back_end(error)) is None:
+            raise
+        report(told)
+        return told.exit_code
     except KeyboardInterrupt:
         note("")
         return 130

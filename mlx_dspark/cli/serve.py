@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from mlx_dspark.cli.ranks import follow, follows
 from mlx_dspark.cli.show import Progress, complain, note
 from mlx_dspark.foundation.errors import EngineLost, UsageError
+from mlx_dspark.foundation.installing import pip_install
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 
@@ -25,7 +26,7 @@ def serve(settings: ServeSettings, loading: LoadSettings) -> int:
         raise UsageError(
             f"The server needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
             "installed.",
-            "Install mlx-dspark with its extra: pip install 'mlx-dspark[serve]'.",
+            f"Install mlx-dspark with its extra: {pip_install('serve')}",
         )
     from mlx_dspark.serving.run import serve as run
 
