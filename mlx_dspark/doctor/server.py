@@ -29,6 +29,8 @@ def _fix(state: Any) -> str:
     return {
         "no model": "Load one: POST /admin/load.",
         "loading": "Wait; /health tells how far it is.",
+        "draining": "Wait; the model is being changed.",
+        "racing": "Wait; a race has the model.",
         "stalled": "Its log may say more; start it again.",
     }.get(state, "See whether something else listens there.")
 

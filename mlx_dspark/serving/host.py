@@ -20,7 +20,7 @@ from mlx_dspark.serving.generate import Generation
 from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.model import Model, Rendered
 from mlx_dspark.serving.observe.board import Board
-from mlx_dspark.serving.stage import Stage
+from mlx_dspark.serving.stage import Phase, Stage
 from mlx_dspark.serving.stats import stats_of
 from mlx_dspark.serving.streaming import Answering, ClientGone, Clock
 from mlx_dspark.serving.watch import Vitals
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 LAST_WORDS = 3.0
 """Seconds in which the last responses may be written."""
 _TICK = 0.05
+_BETWEEN_STEPS = 0.25
+"""Seconds between two steps of a load that those who watch events are told."""
 
 
 class Host:
@@ -57,6 +59,7 @@ class Host:
         self.gate = Gate(model.engine.max_rows if model is not None else 1, queue)
         self.loaded: Loaded | None = None
         self.stage: Stage | None = None
+        self._told_at = 0.0
         self.warnings: tuple[str, ...] = ()
         self.closed = ""
         self.board = Board()
@@ -71,11 +74,18 @@ class Host:
         """How the server is: `ok`, or why it answers nothing now."""
         if self.ending:
             return Vitals("ending", reason="The server is about to end.")
+        if self.stage is not None and self.stage.phase in ("draining", "racing"):
+            return self._closed(self.stage.phase)
         if self.model is None and self.stage is not None:
             return Vitals("loading", reason="A model is being loaded.")
         if self.model is None:
             return Vitals("no model", reason="No model is loaded.")
         return self.model.pulse.vitals()
+
+    def _closed(self, phase: Phase) -> Vitals:
+        """What is told while requests are refused for a change of the model; an engine that fails, first."""
+        engine = Vitals("ok") if self.model is None else self.model.pulse.vitals()
+        return Vitals(phase, engine.silent, self.closed) if engine.well else engine
 
     def health(self, *, private: bool) -> Mapping[str, Any]:
         """What `/health` says; `private` adds what is not for everybody."""
@@ -198,8 +208,13 @@ class Host:
         self.gate.resize(loaded.model.engine.max_rows)
 
     def at(self, stage: Stage | None) -> None:
-        """So far has a change of the model come; None: it is over."""
-        self.stage = stage
+        """So far has a change of the model come; None: it is over. Within a phase, watchers are told of some
+        steps only."""
+        before, self.stage, now = self.stage, stage, time.monotonic()
+        same = stage is not None and before is not None and stage.phase == before.phase
+        if same and now - self._told_at < _BETWEEN_STEPS:
+            return
+        self._told_at = now
         self.board.tell("load", stage=None if stage is None else stage.as_dict())
 
     def release(self) -> Model | None:

@@ -65,8 +65,8 @@ def load_model(
 def _warm_up(model: Model, progress: Progress | None) -> None:
     from mlx_dspark.catalog.progress import LoadProgress, silent
 
-    (progress or silent)(LoadProgress("warming up"))
-    model.warm_up()
+    tell = progress or silent
+    model.warm_up(lambda: tell(LoadProgress("warming up")))
 
 
 def context_window(parts: Parts, asked: int | None, note: Callable[[str], None]) -> int | None:

@@ -237,7 +237,7 @@ class Running:
         """Take no more, and wait for those who still get their answers."""
         self._host.ending = True
         if self._swap is not None and self._swap.busy:
-            self._swap.cancel()
+            self._swap.stop()
             self.stuck = not await self._swap.settled(_LOAD_STOPS)
             if self.stuck and self.failure is None:
                 self.failure = EngineLost("The load under way could not be stopped.")

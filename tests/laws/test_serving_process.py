@@ -170,3 +170,12 @@ def test_warming_up_leaves_answers_as_they_are() -> None:
         assert model.engine.prefill_chunk in range(64, 513)
         assert session.generate("Hello", max_new_tokens=9).token_ids == told.token_ids
         assert model.pulse.vitals().well
+
+
+def test_warming_up_ends_where_it_is_told_to() -> None:
+    with tiny_session() as session:
+        model, told = Model(session), iter(range(3))
+        with pytest.raises(StopIteration):
+            model.warm_up(lambda: next(told) and None)
+        assert model.engine.wait(10)
+        assert model.pulse.vitals().silent == 0.0

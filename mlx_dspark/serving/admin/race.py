@@ -76,7 +76,8 @@ async def _run(swap: Swap, body: RaceBody, frames: asyncio.Queue[Frame | None], 
     except Exception as error:  # noqa: BLE001
         if not isinstance(error, DsparkError | Refused):
             LOG.error("A race failed: %r", error, exc_info=error)
-        frames.put_nowait(Frame({"message": fault_of(error).message}, "error"))
+        message = str(error) if isinstance(error, DsparkError) else fault_of(error).message
+        frames.put_nowait(Frame({"message": message}, "error"))
     finally:
         frames.put_nowait(None)
 

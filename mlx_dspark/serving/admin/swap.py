@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 
+_LOAD = "load"
 _LATE: tuple[Phase, ...] = ("restoring", "racing")
 """What is not stopped once it has begun."""
 
@@ -48,7 +49,8 @@ class _Stop(BaseException):
 
 class Swap:
     """Changes the host's model; used on the host's event loop. `started` is what the server was started
-    with, `failure` what was said of the last load that failed, `names` what the last load named."""
+    with, `failure` what was said of the last load that failed, `cancelled` whether the last load ended so,
+    `names` what the last load named."""
 
     def __init__(self, host: Host, started: tuple[LoadSettings, ServeSettings]) -> None:
         self.host = host
@@ -56,7 +58,9 @@ class Swap:
         self.failure = ""
         self.names: tuple[str, ...] = ()
         self._progress: Progress | None = None
+        self.cancelled = False
         self._stop = Event()
+        self._change = ""
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -72,7 +76,7 @@ class Swap:
 
         Goes on when whoever waits for it does not.
         """
-        await self._only(self._load(loading, settings))
+        await self._only(_LOAD, self._load(loading, settings))
 
     async def load_first(self, progress: Progress | None, note: Note) -> None:
         """Load what the server was started with; `progress` and `note` are told of it, as the host is."""
@@ -86,7 +90,7 @@ class Swap:
 
     async def unload(self) -> bool:
         """Let go of the model; False where there was none."""
-        return await self._only(self._unload())
+        return await self._only("unloading", self._unload())
 
     @asynccontextmanager
     async def exclusively(self) -> AsyncIterator[Loaded]:
@@ -97,6 +101,7 @@ class Swap:
         if self.busy:
             raise _busy()
         begun, over = asyncio.Event(), asyncio.Event()
+        self._change = "race"
         self._task = asyncio.create_task(self._lend(loaded, begun, over))
         waiting = asyncio.create_task(begun.wait())
         await asyncio.wait({self._task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,10 +117,15 @@ class Swap:
     def cancel(self) -> bool:
         """Ask the load under way to stop; False where there is none that can be."""
         stage = self.host.stage
-        if not self.busy or stage is None or stage.phase in _LATE:
+        if not self.busy or self._change != _LOAD or stage is None or stage.phase in _LATE:
             return False
         self._stop.set()
         return True
+
+    def stop(self) -> None:
+        """Ask whatever change is under way to stop: the server is about to end."""
+        if self.busy:
+            self._stop.set()
 
     async def settled(self, seconds: float) -> bool:
         """Wait for the change under way; False where it takes longer."""
@@ -126,10 +136,11 @@ class Swap:
 
     # how it is done ------------------------------------------------------------------------------
 
-    async def _only(self, change: Any) -> Any:
+    async def _only(self, what: str, change: Any) -> Any:
         if self.busy:
             change.close()
             raise _busy()
+        self._change = what
         self._task = asyncio.create_task(change)
         self._task.add_done_callback(_retrieved)
         return await asyncio.shield(self._task)
@@ -137,7 +148,7 @@ class Swap:
     async def _load(self, loading: LoadSettings, settings: ServeSettings) -> None:
         name = str(loading.model or DEFAULT_MODEL)
         self._stop.clear()
-        self.failure = ""
+        self.failure, self.cancelled = "", False
         named = (loading.model, loading.drafter, loading.draft_model)
         self.names = tuple(str(each) for each in named if each is not None)
         old: Loaded | None = self.host.loaded
@@ -155,7 +166,7 @@ class Swap:
         except Exception as error:
             await self._undo(kept)
             told = self._told(error, name)
-            self.failure = str(told)
+            self.failure, self.cancelled = str(told), isinstance(told, LoadCancelled)
             log_event("load failed", WARNING, model=name, error=self.failure)
             raise told from error
         finally:
@@ -218,7 +229,11 @@ class Swap:
             return load_model(loading, settings, tell, notes.append)
 
         self._step(phase, name)
-        self.host.take(await self._run(work), notes)
+        loaded: Loaded = await self._run(work)
+        if self._stop.is_set():
+            await asyncio.to_thread(loaded.model.close)
+        self._check()
+        self.host.take(loaded, notes)
 
     async def _unload(self) -> bool:
         if self.host.model is None:
@@ -251,7 +266,7 @@ class Swap:
         try:
             return await in_mlx_thread(work)
         except _Stop:
-            raise _cancelled() from None
+            raise self._cancelled() from None
 
     def _telling(self, step: Callable[..., None]) -> Progress:
         """Takes the progress of the thread that loads to the loop; stops that thread where that is asked."""
@@ -282,7 +297,11 @@ class Swap:
 
     def _check(self) -> None:
         if self._stop.is_set():
-            raise _cancelled()
+            raise self._cancelled()
+
+    def _cancelled(self) -> LoadCancelled:
+        kept = "What was fetched is kept." if self._change == _LOAD else ""
+        return LoadCancelled(f"The {self._change} was cancelled.", kept)
 
 
 def refuse_ranks() -> None:
@@ -308,10 +327,6 @@ def _busy() -> Refused:
         status=409,
         headers={"retry-after": "5"},
     )
-
-
-def _cancelled() -> LoadCancelled:
-    return LoadCancelled("The load was cancelled.", "What was fetched is kept.")
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:
