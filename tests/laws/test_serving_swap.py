@@ -28,6 +28,7 @@ from mlx_dspark.serving.admin import swap as module
 from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.run import Running, bound, run_server
+from mlx_dspark.session.pair import load_parts
 from tests.admin_server import admin_server, answered, asked, load
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dspark
@@ -131,6 +132,11 @@ def test_a_drafter_is_a_setting_like_any_other_and_none_stays_behind(
         ({"model": None}, 400, "model"),
         ({"model": 3}, 400, "model"),
         ({"model": "nothing-of-that-name"}, 404, None),
+        ({"model": "a" * 300}, 404, None),
+        ({"model": "a" * 5000}, 400, "model"),
+        ({"model": "ONE", "drafter": "a" * 300}, 404, None),
+        ({"model": "ONE", "draft_model": "a" * 300}, 404, None),
+        ({"model": "x\0y"}, 404, None),
         ({"model": "ONE", "mode": "fast"}, 400, "mode"),
         ({"model": "ONE", "mode": "dspark"}, 400, "mode"),
         ({"model": "ONE", "max_draft": -1}, 400, "max_draft"),
@@ -166,6 +172,7 @@ def test_a_load_that_fails_leaves_the_model_answering_as_before(
     error = told.json()["error"]
     assert field is None or error["param"] == field
     assert error["message"]
+    assert "a" * 100 not in error["message"]
     state = client.get("/admin/status").json()
     assert (state["ready"], state["model"], state["mode"]) == (True, "one", "baseline")
     assert server[1].host.model is old or "OTHER" in given.values()
@@ -193,6 +200,27 @@ def test_what_is_found_unfit_only_while_it_is_read_brings_the_old_model_back(
     assert server[1].host.model not in (None, old)
     assert answered(client) == first
     assert "not finite" in client.get("/admin/status").json()["error"]
+
+
+@pytest.mark.parametrize("field", ["model", "draft_model"])
+def test_no_answer_lists_what_lies_in_a_folder(client: httpx.Client, tmp_path: Path, field: str) -> None:
+    weightless = tmp_path / "weightless"
+    weightless.mkdir()
+    (weightless / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    for name in ("private-1.txt", "private-2.gguf", "private-3.gguf"):
+        (tmp_path / name).touch()
+        (weightless / name).touch()
+    for named in (tmp_path, weightless, tmp_path / "private-", tmp_path / "private-2.ggu"):
+        body = {"model": str(tmp_path.parent / "absent"), field: str(named)}
+        if field == "draft_model":
+            body["model"] = str(client.get("/admin/status").json()["settings"]["model"])
+        told = client.post("/admin/load", json=body)
+        assert told.status_code in (404, 422)
+        seen = told.json()["error"]["message"].replace(str(named), "")
+        assert "private" not in seen, seen
+        assert "private" not in client.get("/admin/status").json()["error"].replace(str(named), "")
+    with pytest.raises(BadCheckpoint, match="private-1"):
+        load_parts(LoadSettings(model=weightless, mode="baseline"))
 
 
 def test_nothing_but_errors_of_ours_is_told_to_clients(

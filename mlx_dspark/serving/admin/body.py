@@ -30,6 +30,8 @@ OF_A_MODEL = (
 )
 """Settings of the server that belong to the model it has; not named, they are as the server was started."""
 
+_LONGEST_NAME = 1024
+
 
 def _schema(kind: Kind) -> dict[str, Any]:
     match kind:
@@ -84,6 +86,13 @@ def settings_of(
             "Start it with --trust-remote-code, or choose a model without code.",
             field="trust_remote_code",
         )
+    for name in ("model", "drafter", "draft_model"):
+        if isinstance(given.get(name), str) and len(given[name]) > _LONGEST_NAME:
+            raise UsageError(
+                f"{name} has {len(given[name])} characters.",
+                f"Give a name or a path of up to {_LONGEST_NAME}.",
+                field=name,
+            )
     own = {knob.name for knob in ServeSettings.knobs()}
     if strange := [name for name in given if name in own and name not in OF_A_MODEL]:
         raise UsageError(

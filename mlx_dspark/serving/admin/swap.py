@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from mlx_dspark.calibration.bandwidth import bandwidth_here
 from mlx_dspark.foundation.errors import DsparkError, EngineLost, LoadCancelled
+from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.ranks import launched_rank
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import DEFAULT_MODEL, LoadSettings
@@ -61,6 +62,7 @@ class Swap:
         self.cancelled = False
         self._stop = Event()
         self._change = ""
+        self._first = False
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -80,11 +82,11 @@ class Swap:
 
     async def load_first(self, progress: Progress | None, note: Note) -> None:
         """Load what the server was started with; `progress` and `note` are told of it, as the host is."""
-        self._progress = progress
+        self._progress, self._first = progress, True
         try:
             await self.load(*self.started)
         finally:
-            self._progress = None
+            self._progress, self._first = None, False
         for warning in self.host.warnings:
             note(warning)
 
@@ -167,6 +169,8 @@ class Swap:
             await self._undo(kept)
             told = self._told(error, name)
             self.failure, self.cancelled = str(told), isinstance(told, LoadCancelled)
+            if self._first and isinstance(told, DsparkError):
+                raise told from error
             log_event("load failed", WARNING, model=name, error=self.failure)
             raise told from error
         finally:
@@ -187,13 +191,14 @@ class Swap:
         model = self.host.model
         now = "No model is loaded." if model is None else f"{model.session.name} goes on answering."
         if isinstance(error, DsparkError):
-            error.next_step = f"{error.next_step} {now}".strip()
-            error.args = (f"{error.sentence} {error.next_step}".strip(),)
+            error.args = (f"{error.without_listings} {now}".strip(),)
             return error
         if isinstance(error, Refused):
             return error
         LOG.error("Loading %s failed: %r", name, error, exc_info=error)
-        return Refused(Fault("server", f"{name} could not be loaded; the server's log says why. {now}"))
+        return Refused(
+            Fault("server", f"{brief(name)} could not be loaded; the server's log says why. {now}")
+        )
 
     async def _release(self, name: str, closed: str) -> None:
         """Wait for the answers under way, then let go of the model. Raises LoadCancelled while it waits."""

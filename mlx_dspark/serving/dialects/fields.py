@@ -50,8 +50,13 @@ class Unserved:
         if value is None or any(type(value) is type(each) and value == each for each in self.neutral):
             return
         raise RequestError(
-            f"{name} is {brief(value)}, which this server does not do.", self.instead, field=name
+            f"{name} is {_told(value)}, which this server does not do.", self.instead, field=name
         )
+
+
+def _told(value: Any) -> str:
+    """A value in a message: those that hold others may hold a secret."""
+    return "given" if isinstance(value, Mapping | list) else brief(value)
 
 
 def unknown_fields(
