@@ -14,11 +14,10 @@ from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
-_HERE = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(settings: ServeSettings, loading: LoadSettings) -> int:
-    """Serve a model over HTTP, in the ways of OpenAI's API."""
+    """Serve a model over HTTP, in the ways of OpenAI's and Anthropic's APIs."""
     if follows():
         return follow(loading)
     missing = [name for name in _NEEDED if find_spec(name) is None]
@@ -30,8 +29,6 @@ def serve(settings: ServeSettings, loading: LoadSettings) -> int:
         )
     from mlx_dspark.serving.run import serve as run
 
-    if settings.api_key is None and settings.host not in _HERE:
-        note(f"Anyone who reaches {settings.host} may use this server; --api-key asks for a key.")
     progress = Progress()
 
     def told(line: str) -> None:

@@ -243,10 +243,16 @@ class Host:
         """Whether nobody waits for an answer."""
         return not self._generations
 
-    def fail_all(self, message: str) -> None:
-        """Tell everybody who waits that no more will come."""
+    @property
+    def under_way(self) -> int:
+        """How many requests the engine has begun with."""
+        return sum(generation.started for generation in self._generations)
+
+    def fail_all(self, message: str, *, waiting: bool = False) -> None:
+        """Tell everybody who waits that no more will come; `waiting`: only those who have nothing yet."""
         for generation in list(self._generations):
-            generation.fail(refused("overloaded", message))
+            if not (waiting and generation.started):
+                generation.fail(refused("overloaded", message))
 
     def close(self) -> None:
         """Let go of the thread that renders; the model is its owner's."""

@@ -51,6 +51,8 @@ def load_model(
     Raises UsageError, LoadError or DownloadError.
     """
     parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
+    if parts.calibration is not None and parts.calibration.curves is None and (why := str(parts.calibration)):
+        note(f"{why[0].upper()}{why[1:]}.")
     window = context_window(parts, settings.context_window, note)
     model = Model(parts.session(), window)
     try:

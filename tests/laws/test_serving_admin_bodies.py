@@ -67,6 +67,14 @@ def test_what_is_decided_at_the_start_is_refused_by_name(name: str) -> None:
     assert refused.value.field == name
 
 
+def test_a_setting_that_is_none_is_refused_with_all_that_there_are() -> None:
+    with pytest.raises(UsageError) as refused:
+        asked(qqqq=1)
+    assert [name for name in LoadBody.model_fields if name not in str(refused.value)] == []
+    with pytest.raises(UsageError, match="Did you mean context_window"):
+        asked(contex_window=1)
+
+
 def test_a_request_lets_no_code_run_that_the_server_was_not_started_to_run() -> None:
     with pytest.raises(UsageError):
         asked(trust_remote_code=True)

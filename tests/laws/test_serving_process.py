@@ -175,7 +175,11 @@ def test_warming_up_leaves_answers_as_they_are() -> None:
 def test_warming_up_ends_where_it_is_told_to() -> None:
     with tiny_session() as session:
         model, told = Model(session), iter(range(3))
+
+        def tell() -> None:
+            next(told)
+
         with pytest.raises(StopIteration):
-            model.warm_up(lambda: next(told) and None)
+            model.warm_up(tell)
         assert model.engine.wait(10)
         assert model.pulse.vitals().silent == 0.0

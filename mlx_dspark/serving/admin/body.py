@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, create
 
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.knobs import Choice, Kind, Number, Switch, Whole, Words, suggestion
+from mlx_dspark.foundation.knobs import refuse_unknown as refuse_unknown_settings
 from mlx_dspark.foundation.lists import Drafting
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.serve_settings import ServeSettings
@@ -98,6 +99,7 @@ def settings_of(
         raise UsageError(
             f"{strange[0]} is decided when the server is started.", "Leave it out.", field=strange[0]
         )
+    refuse_unknown_settings(given, list(LoadBody.model_fields))
     kept = {name: getattr(loading, name) for name in KEPT}
     of_model = {name: value for name, value in given.items() if name in OF_A_MODEL}
     asked = {name: value for name, value in given.items() if name not in OF_A_MODEL}
