@@ -67,7 +67,7 @@ def test_no_model_tells_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(("name", "told"), [("prot", "Did you mean port?"), ("qqqq", "stall_timeout")])
 def test_a_setting_that_is_none_is_compared_with_all(name: str, told: str) -> None:
     with pytest.raises(UsageError, match=f"(?s){name}.*{told.removesuffix('?')}"):
-        run_server(**{name: 3})
+        run_server(None, **dict[str, Any]({name: 3}))
 
 
 def test_costs_that_were_not_believed_are_told(

@@ -19,6 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
+from mlx_dspark.catalog import folder as folders
 from mlx_dspark.catalog.progress import LoadProgress
 from mlx_dspark.engine.loop import VerifyLoop
 from mlx_dspark.foundation.errors import BadCheckpoint, UsageError
@@ -371,6 +372,35 @@ def test_the_models_that_are_known_and_here(
     assert told["memory_bytes"] > 0
     assert told["bandwidth_gb_s"] > 0
     assert told["default"] == "smollm2-135m"
+
+
+def test_a_list_of_models_reads_again_only_what_has_changed(
+    client: httpx.Client, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def local() -> dict[str, Any]:
+        listed = client.get("/admin/models").json()["local"]
+        return {
+            each["name"]: (each["fit"] and each["fit"]["smallest_bytes"], each["trouble"]) for each in listed
+        }
+
+    folder = save_tiny(tmp_path / "models" / "changing", seed=4)
+    save_tiny(tmp_path / "models" / "staying", seed=5)
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MLX_DSPARK_MODEL_DIRS", str(tmp_path / "models"))
+    read: list[str] = []
+    check = folders.check_folder
+    monkeypatch.setattr(folders, "check_folder", lambda path: (read.append(path.name), check(path))[1])
+    first = local()
+    assert sorted(read) == ["changing", "staying"]
+    assert local() == first
+    assert len(read) == 2
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    assert local()["changing"][1]
+    weights.write_bytes(whole)
+    assert local() == first
+    assert read[2:] == ["changing", "changing"]
 
 
 def test_a_race_tells_every_arm_and_the_same_text(client: httpx.Client) -> None:
