@@ -41,7 +41,7 @@ def explained(error: CycloptsError, commands: Sequence[str]) -> UsageError:
                 f"{called} is {shown(token.value)}, which is not a value it takes.", f"Give {_wanted(error)}."
             )
         case RepeatArgumentError(token=token):
-            return UsageError(f"{token.keyword} is given more than once.", "Give it once.")
+            return _repeated(error, token.keyword or "")
         case _:
             error.verbose = False
             return UsageError(str(error), help_hint)
@@ -56,6 +56,14 @@ def _unknown_flag(error: UnknownOptionError, help_hint: str) -> UsageError:
     name = (error.token.keyword or error.token.value).partition("=")[0]
     known = [flag for argument in error.argument_collection if argument.parse for flag in argument.names]
     return UsageError(f"There is no flag {name} here.", suggestion(name, known) or help_hint)
+
+
+def _repeated(error: CycloptsError, flag: str) -> UsageError:
+    name = flag.removeprefix("--").removeprefix("no-")
+    other = f"--{name}" if flag.startswith("--no-") else f"--no-{name}"
+    if other in (error.root_input_tokens or ()):
+        return UsageError(f"{other} and {flag} are both given.", "Give one of the two.")
+    return UsageError(f"{flag} is given more than once.", "Give it once.")
 
 
 def _missing(error: MissingArgumentError, help_hint: str) -> UsageError:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlx_dspark.foundation.errors import ContextOverflow, DsparkError
 from mlx_dspark.serving.ask import Ask, Defaults
@@ -28,6 +28,7 @@ from mlx_dspark.serving.watch import Vitals
 if TYPE_CHECKING:
     from mlx_dspark.serving.loading import Loaded
 
+T = TypeVar("T")
 LAST_WORDS = 3.0
 """Seconds in which the last responses may be written."""
 _TICK = 0.05
@@ -126,6 +127,10 @@ class Host:
         finally:
             self.gate.leave(ask.choices)
         return model, prompts
+
+    async def rendered(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which asks a tokenizer, in the thread that may."""
+        return await asyncio.get_running_loop().run_in_executor(self._rendering, work)
 
     async def count(self, dialect: Dialect, body: object) -> int:
         """The tokens that the prompt of a checked body has, be they too many or not. Raises what refuses

@@ -26,6 +26,7 @@ from mlx_dspark.foundation.errors import BadCheckpoint, UsageError
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.admin import swap as module
+from mlx_dspark.serving.admin.body import as_json
 from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.run import Running, bound, run_server
@@ -434,6 +435,7 @@ def test_a_race_tells_every_arm_and_the_same_text(client: httpx.Client) -> None:
         ({"max_tokens": 0}, 400),
         ({"prompt": ""}, 400),
         ({"thinking": True}, 400),
+        ({"prompt": "word " * 600}, 400),
     ],
 )
 def test_a_race_that_cannot_be_is_refused_before_it_begins(
@@ -442,6 +444,21 @@ def test_a_race_that_cannot_be_is_refused_before_it_begins(
     told = client.post("/admin/race", json={"prompt": "Hi", **fields})
     assert told.status_code == status, told.text
     assert told.json()["error"]["message"]
+    assert client.get("/admin/status").json()["ready"]
+
+
+def test_a_cap_that_nobody_reaches_is_told(client: httpx.Client, models: Path) -> None:
+    told = load(client, models / "one", drafter=str(models / "drafter"), max_draft=99)
+    longest = client.get("/admin/status").json()["warnings"]
+    assert [f"at most {drafts} tokens" in longest[0] for drafts in (7, 99)] == [True, False], told.text
+    assert load(client, models / "one", drafter=str(models / "drafter")).json()["warnings"] == []
+    arms = [{"mode": "baseline"}, {"mode": "auto", "cap": 99}]
+    frames = events_of(client.post("/admin/race", json={"prompt": "Hi", "max_tokens": 3, "arms": arms}).text)
+    assert ["at most 7 tokens" in each for each in frames[0][1]["warnings"]] == [True]
+
+
+def test_the_settings_of_the_default_model_name_it() -> None:
+    assert as_json(LoadSettings())["model"] == "smollm2-135m"
 
 
 def test_a_race_that_nobody_watches_ends_and_the_model_answers_again(client: httpx.Client) -> None:

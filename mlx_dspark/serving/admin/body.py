@@ -14,7 +14,7 @@ from mlx_dspark.foundation.knobs import refuse_unknown as refuse_unknown_setting
 from mlx_dspark.foundation.lists import Drafting
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.serve_settings import ServeSettings
-from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.foundation.settings import DEFAULT_MODEL, LoadSettings
 
 KEPT = ("max_batch", "memory_guard", "cpu_weights", "trust_remote_code")
 """What a load that does not name it has as the server was started; everything else as it is declared."""
@@ -166,6 +166,7 @@ def _arm(arm: ArmBody) -> Drafting:
 def as_json(settings: LoadSettings) -> dict[str, Any]:
     """Settings by name, as JSON takes them."""
     values = {knob.name: getattr(settings, knob.name) for knob in LoadSettings.knobs()}
+    values["model"] = settings.model or DEFAULT_MODEL
     return {
         name: value if isinstance(value, int | float | str | None) else str(value)
         for name, value in values.items()

@@ -28,7 +28,7 @@ from mlx_dspark.serving.admin.body import (
     refuse_unknown,
     settings_of,
 )
-from mlx_dspark.serving.admin.race import check_arms, race
+from mlx_dspark.serving.admin.race import check_arms, check_prompt, race
 from mlx_dspark.serving.admin.swap import Swap, refuse_ranks
 from mlx_dspark.serving.admin.threads import in_mlx_thread
 from mlx_dspark.serving.dialects.base import json_bytes
@@ -100,6 +100,7 @@ def _add_changes(app: FastAPI, swap: Swap) -> None:
         if swap.host.loaded is None:
             raise refused("overloaded", "No model is loaded that a race could use.")
         check_arms(swap.host.loaded.parts, arms)
+        await check_prompt(swap, swap.host.loaded, body)
         return sse(race(swap, body))
 
     load.__annotations__ = {"body": LoadBody, "return": Response}
