@@ -66,7 +66,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """config.json with a `model_type`. Raises BadCheckpoint, or UnsupportedModel for a drafter's."""
     with reading(path):
         if not (path / "config.json").is_file():
-            raise BadCheckpoint(_without_config(path), _instead_of(path))
+            raise _without_config(path)
     config = read_json(path / "config.json")
     if not isinstance(config.get("model_type"), str):
         if is_drafter_config(config):
@@ -107,8 +107,9 @@ def weight_files(path: Path) -> list[Path]:
             raise BadCheckpoint(f"{path} lacks {', '.join(absent[:3])}, which its index names.", _FETCH_AGAIN)
     if not shards:
         raise BadCheckpoint(
-            f"{path} has no model*.safetensors; it holds {_contents(path)}.",
+            f"{path} has no model*.safetensors.",
             "Convert other weights with `mlx_lm.convert`.",
+            seen=_contents(path),
         )
     return shards
 
@@ -141,27 +142,30 @@ def packed_models(path: Path) -> list[Path]:
     return list(found.values())
 
 
-def _without_config(path: Path) -> str:
+def _without_config(path: Path) -> BadCheckpoint:
+    sentence, seen = f"{path} has no config.json.", ""
     if (path / "config.json").is_dir():
-        return f"{path / 'config.json'} is a folder, and should be a file."
-    return f"{path} has no config.json; it holds {_contents(path)}."
-
-
-def _instead_of(path: Path) -> str:
-    """What to name in place of a folder that is not a model's."""
-    packed = packed_models(path)
-    if packed:
-        return f"Name the file: {packed[0]}" if len(packed) == 1 else f"Name one file, such as {packed[0]}"
-    return (
+        sentence = f"{path / 'config.json'} is a folder, and should be a file."
+    else:
+        seen = _contents(path)
+    return BadCheckpoint(
+        sentence,
         "Name a folder with config.json, *.safetensors and a tokenizer, such as "
-        "`mlx-dspark export smollm2-135m my-model` writes."
+        "`mlx-dspark export smollm2-135m my-model` writes.",
+        seen=seen,
+        near=_packed(path),
     )
+
+
+def _packed(path: Path) -> str:
+    """What to name in place of a folder of GGUF files; empty for another."""
+    packed = packed_models(path)
+    if not packed:
+        return ""
+    return f"Name the file: {packed[0]}" if len(packed) == 1 else f"Name one file, such as {packed[0]}"
 
 
 def _contents(path: Path) -> str:
     names = sorted(entry.name for entry in path.iterdir())
-    return (
-        ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        if names
-        else "nothing"
-    )
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return f"It holds {', '.join(names[:5]) or 'nothing'}{more}."

@@ -104,10 +104,9 @@ def resolve_model(
         )
         return ModelRef(name, folder, "folder", name, trust_remote_code)
     raise ModelNotFound(
-        f"There is no model {name!r}: neither a folder, a .gguf file nor a hub id.",
-        _hub_file_hint(name)
-        or _near(name)
-        or f"Name a model folder or a hub id such as {default_model.REPOSITORY}.",
+        f"There is no model {brief(name)}: neither a folder, a .gguf file nor a hub id.",
+        _hub_file_hint(name) or f"Name a model folder or a hub id such as {default_model.REPOSITORY}.",
+        near=_hub_file_hint(name) or _near(name),
     )
 
 
@@ -136,11 +135,10 @@ def resolve_drafter(name: str, *, offline: bool | None = None, progress: Progres
         )
         return ModelRef(name, folder, "folder", name)
     raise ModelNotFound(
-        f"There is no drafter {name!r}: neither a folder, a .gguf file nor a hub id.",
-        _hub_file_hint(name)
-        or _near(name, ())
-        or "Name the folder or the hub id of a DSpark or DFlash drafter.",
+        f"There is no drafter {brief(name)}: neither a folder, a .gguf file nor a hub id.",
+        _hub_file_hint(name) or "Name the folder or the hub id of a DSpark or DFlash drafter.",
         field="drafter",
+        near=_hub_file_hint(name) or _near(name, ()),
     )
 
 

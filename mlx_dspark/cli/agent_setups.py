@@ -14,29 +14,35 @@ NO_KEY = "none"
 _PROVIDER = "mlx-dspark"
 _LEAST_COMPACTED = 100_000
 _COMPACTED = 0.8
+_ROOM = 24_000
+"""Tokens of context below which Claude Code can hardly work."""
 PI_EXTENSION = Path(__file__).parent / "pi_provider.mjs"
 
 
 @dataclass(frozen=True)
 class Server:
-    """A running server. `context` and `answer` are the most tokens of prompt and answer, and of an answer."""
+    """A running server. `context` and `answer` are the most tokens of prompt and answer, and of an answer;
+    `thinks`: its model can reason."""
 
     url: str
     key: str | None
     model: str
     context: int | None
     answer: int
+    thinks: bool = True
 
 
 @dataclass(frozen=True)
 class Setup:
     """How an agent is pointed at a server. `sets` and `unsets` are variables of its process, `arguments` come
-    before the user's own, and `settings` say the same in a file of the agent's."""
+    before the user's own, and `settings` say the same in a file of the agent's. `remark` is what the user
+    should know."""
 
     sets: Mapping[str, str]
     unsets: Sequence[str] = ()
     arguments: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    remark: str = ""
 
 
 _TIERS = ("OPUS", "SONNET", "HAIKU", "FABLE")
@@ -75,7 +81,16 @@ def claude(server: Server) -> Setup:
     window = int((server.context or 0) * _COMPACTED)
     if window >= _LEAST_COMPACTED:
         sets["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] = str(window)
-    return Setup(sets, _ELSEWHERE, settings={"env": sets})
+    return Setup(sets, _ELSEWHERE, settings={"env": sets}, remark=_tight(server.context))
+
+
+def _tight(context: int | None) -> str:
+    if context is None or context >= _ROOM:
+        return ""
+    return (
+        f"Claude Code's own prompt is some 15,000 tokens, and the context is {context}: choose a model, or a "
+        f"--context-window, of {_ROOM} or more."
+    )
 
 
 def pi(server: Server) -> Setup:
@@ -83,7 +98,7 @@ def pi(server: Server) -> Setup:
     model: dict[str, Any] = {
         "id": server.model,
         "name": server.model,
-        "reasoning": True,
+        "reasoning": server.thinks,
         "input": ["text"],
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "maxTokens": min(server.answer, server.context or server.answer),

@@ -22,6 +22,7 @@ from mlx_dspark.foundation.agent_settings import ConnectSettings, LaunchSettings
 from mlx_dspark.foundation.errors import UsageError
 
 _SECONDS = 10.0
+_WAIT = "Wait until it answers, and give the command again."
 _LOAD = "Load one, or start a server with one: mlx-dspark serve --model MODEL."
 
 
@@ -68,6 +69,8 @@ def _run(
     if program is None:
         raise UsageError(f"{name} is not installed, or not on PATH.", f"Install it: {install}.")
     room = f", {server.context} tokens of context" if server.context else ""
+    if setup.remark:
+        note(setup.remark)
     note(f"{name} with {server.model} at {server.url}{room}.")
     become(program, [name, *setup.arguments, *rest], environment(os.environ, setup))
     return 0
@@ -99,11 +102,15 @@ def shell_lines(name: str, setup: Setup) -> list[str]:
 def find_server(connect: ConnectSettings) -> Server:
     """The server that runs there. Raises UsageError saying how to start one, or what is wrong with it."""
     url, key = connect.url.rstrip("/"), connect.api_key
-    models = _asked(f"{url}/v1/models", key)
     health = _asked(f"{url}/health", key, faulty=True)
+    models = _asked(f"{url}/v1/models", key)
     listed, status = models.get("data"), health.get("status")
     if not isinstance(listed, list) or not isinstance(status, str):
         raise _strange(url)
+    if status == "loading":
+        raise UsageError(f"The server at {url} is loading a model{_how_far(health)}.", _WAIT, field="url")
+    if status in ("draining", "racing"):
+        raise UsageError(f"The server at {url} is {status}: {health.get('reason', '')}", _WAIT, field="url")
     if not listed:
         raise UsageError(f"The server at {url} has no model loaded.", _LOAD, field="url")
     if status != "ok":
@@ -113,7 +120,18 @@ def find_server(connect: ConnectSettings) -> Server:
             field="url",
         )
     model = listed[0]
-    return Server(url, key, model["id"], model.get("context_length"), health["max_output_tokens"])
+    context, thinks = model.get("context_length"), model.get("thinking", True)
+    return Server(url, key, model["id"], context, health["max_output_tokens"], thinks)
+
+
+def _how_far(health: Mapping[str, Any]) -> str:
+    """The phase of a load, and how much of it is done where that is known."""
+    stage = health.get("loading")
+    if not isinstance(stage, Mapping):
+        return ""
+    fraction = stage.get("fraction")
+    done = f", {fraction:.0%} done" if isinstance(fraction, float) else ""
+    return f" ({stage.get('phase')}{done})"
 
 
 def _asked(url: str, key: str | None, *, faulty: bool = False) -> dict[str, Any]:

@@ -46,13 +46,14 @@ def demo(loading: LoadSettings) -> int:
     parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
     speculative = parts.session(own_thread=False)
     plain = dataclasses.replace(parts, drafter=None, mode="baseline").session(own_thread=False)
+    costs = str(parts.calibration or "")
     prompt = COPYING if parts.mode == "lookup" else TASK
     progress.tell("warming up")
     plain.generate(prompt, max_new_tokens=WARM_UP_TOKENS)
     speculative.generate(prompt)
     progress.clear()
     weights = f" · {parts.weights}" if parts.weights is not None else ""
-    note(f"{parts.name}{weights}\n\n{prompt}\n")
+    note(f"{parts.name}{weights}" + (f"\n{costs}" if costs else "") + f"\n\n{prompt}\n")
     shown = progress.reading(speculative.stream(prompt))
     note(closing_line(speculative.fold(printing(shown, sys.stdout))))
     progress.tell(f"answering it {REPEATS} more times each way, by turns")

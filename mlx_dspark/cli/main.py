@@ -23,8 +23,9 @@ from mlx_dspark.cli.streams import ReaderGone, fill_closed_descriptors, guarded
 from mlx_dspark.foundation.agent_settings import ConnectSettings, LaunchSettings
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
-from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
+from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings, ServerToCheck
 from mlx_dspark.foundation.errors import DsparkError, UsageError
+from mlx_dspark.foundation.installing import no_back_end
 from mlx_dspark.foundation.kernel_settings import KernelSettings
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import (
@@ -84,6 +85,11 @@ def _reported(arguments: Sequence[str]) -> int:
     except DsparkError as error:
         report(error, arguments)
         return error.exit_code
+    except ImportError as error:
+        if (told := no_back_end(error)) is None:
+            raise
+        report(told)
+        return told.exit_code
     except KeyboardInterrupt:
         note("")
         return 130
@@ -184,7 +190,7 @@ def build_app() -> App:
     app.command(with_flags(train, TrainSettings), name="train", help_epilogue="")
     looking = with_flags(inspect, InspectSettings, positional=("thing",))
     app.command(looking, name="inspect", help_epilogue="")
-    app.command(with_flags(doctor, DoctorSettings), name="doctor", help_epilogue="")
+    app.command(with_flags(doctor, DoctorSettings, ServerToCheck), name="doctor", help_epilogue="")
     for plain in (export, models, pull, rm):
         app.command(plain, help_epilogue="")
     return app

@@ -45,7 +45,7 @@ def explained(error: CycloptsError, commands: Mapping[str, Collection[str]]) -> 
                 f"{called} is {shown(token.value)}, which is not a value it takes.", f"Give {_wanted(error)}."
             )
         case RepeatArgumentError(token=token):
-            return UsageError(f"{token.keyword} is given more than once.", "Give it once.")
+            return _repeated(error, token.keyword or "")
         case _:
             error.verbose = False
             return UsageError(str(error), help_hint)
@@ -77,6 +77,14 @@ def _of_load() -> list[str]:
 def _listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _repeated(error: CycloptsError, flag: str) -> UsageError:
+    name = flag.removeprefix("--").removeprefix("no-")
+    other = f"--{name}" if flag.startswith("--no-") else f"--no-{name}"
+    if other in (error.root_input_tokens or ()):
+        return UsageError(f"{other} and {flag} are both given.", "Give one of the two.")
+    return UsageError(f"{flag} is given more than once.", "Give it once.")
 
 
 def _missing(error: MissingArgumentError, help_hint: str) -> UsageError:

@@ -12,7 +12,7 @@ from mlx_dspark.cli.main import ACCEPT_LENGTH, ONE_ANSWER
 from mlx_dspark.foundation.agent_settings import ConnectSettings, LaunchSettings
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings, RaceSettings
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
-from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings
+from mlx_dspark.foundation.doctor_settings import DoctorSettings, InspectSettings, ServerToCheck
 from mlx_dspark.foundation.kernel_settings import KernelSettings
 from mlx_dspark.foundation.knobs import Knob, Settings, Switch
 from mlx_dspark.foundation.serve_settings import ServeSettings
@@ -92,6 +92,7 @@ _TAKEN_BY = {
     RaceSettings: "`race`",
     InspectSettings: "`inspect`",
     DoctorSettings: "`doctor`",
+    ServerToCheck: "`doctor`",
     TrainSettings: "`train`",
 }
 

@@ -9,15 +9,15 @@ from importlib.util import find_spec
 from mlx_dspark.cli.ranks import follow, follows
 from mlx_dspark.cli.show import Progress, complain, note
 from mlx_dspark.foundation.errors import EngineLost, UsageError
+from mlx_dspark.foundation.installing import pip_install
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
-_HERE = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(settings: ServeSettings, loading: LoadSettings) -> int:
-    """Serve a model over HTTP, in the ways of OpenAI's API."""
+    """Serve a model over HTTP, in the ways of OpenAI's and Anthropic's APIs."""
     if follows():
         return follow(loading)
     missing = [name for name in _NEEDED if find_spec(name) is None]
@@ -25,12 +25,10 @@ def serve(settings: ServeSettings, loading: LoadSettings) -> int:
         raise UsageError(
             f"The server needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
             "installed.",
-            "Install mlx-dspark with its extra: pip install 'mlx-dspark[serve]'.",
+            f"Install mlx-dspark with its extra: {pip_install('serve')}",
         )
     from mlx_dspark.serving.run import serve as run
 
-    if settings.api_key is None and settings.host not in _HERE:
-        note(f"Anyone who reaches {settings.host} may use this server; --api-key asks for a key.")
     progress = Progress()
 
     def told(line: str) -> None:

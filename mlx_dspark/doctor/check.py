@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.foundation.installing import no_back_end
 
 OK, WARN, FAIL, OPEN = "ok", "warn", "fail", "open"
 
@@ -40,3 +41,7 @@ def checked(name: str, check: Callable[[], Check]) -> Check:
         return check()
     except DsparkError as error:
         return Check(name, FAIL, error.sentence, error.next_step)
+    except ImportError as error:
+        if (told := no_back_end(error)) is None:
+            raise
+        return Check(name, FAIL, told.sentence, told.next_step)

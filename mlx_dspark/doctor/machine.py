@@ -14,6 +14,7 @@ import psutil
 from packaging.requirements import Requirement
 
 from mlx_dspark.doctor.check import FAIL, OK, OPEN, WARN, Check, checked
+from mlx_dspark.foundation.installing import NO_BACK_END
 
 _SMALLEST = 2 << 30
 """Bytes of memory below which hardly a model that anybody would use fits."""
@@ -38,7 +39,9 @@ def machine_checks() -> list[Check]:
     ]
     if platform.system() == "Darwin":
         checks.append(("wired limit", wired_limit))
-    return [*(checked(name, check) for name, check in checks), *registry()]
+    made = [checked(name, check) for name, check in checks]
+    without = [check for check in made if check.found == NO_BACK_END]
+    return [check for check in made if check not in without[1:]] + ([] if without else registry())
 
 
 def system(kind: str = "", machine: str = "") -> Check:

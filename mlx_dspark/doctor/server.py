@@ -19,6 +19,10 @@ def server(url: str, api_key: str | None = None, *, expected: bool = False) -> l
     except (OSError, http.client.HTTPException, ValueError) as error:
         found = f"No server answers at {url}: {getattr(error, 'strerror', None) or error}."
         return [Check("server", FAIL if expected else OPEN, found, "Start one with mlx-dspark serve.")]
+    if not isinstance(body.get("status"), str):
+        found = f"What answers at {url} is no server of mlx-dspark."
+        fix = "Name one with --url, or start one: mlx-dspark serve."
+        return [Check("server", FAIL if expected else WARN, found, fix)]
     if status == 200:
         return [Check("server", OK, f"{url}: {body.get('model') or 'it answers'}"), *_key(url, api_key)]
     reason = body.get("reason") or f"status {status}"
@@ -29,6 +33,8 @@ def _fix(state: Any) -> str:
     return {
         "no model": "Load one: POST /admin/load.",
         "loading": "Wait; /health tells how far it is.",
+        "draining": "Wait; the model is being changed.",
+        "racing": "Wait; a race has the model.",
         "stalled": "Its log may say more; start it again.",
     }.get(state, "See whether something else listens there.")
 
@@ -51,7 +57,11 @@ def _asked(url: str, path: str, api_key: str | None) -> tuple[int, dict[str, Any
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
         connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
         response = connection.getresponse()
-        body = json.loads(response.read(1 << 20) or b"{}")
+        raw = response.read(1 << 20)
     finally:
         connection.close()
+    try:
+        body = json.loads(raw)
+    except ValueError:
+        body = None
     return response.status, body if isinstance(body, dict) else {}

@@ -233,7 +233,7 @@ class LiveRowCaps:
     def outlook(self, rows: int, source: str, drafted: int, width: int) -> Outlook:
         times = self._shared.times
         plain = times.seconds(rows, 1, depth=self._depth)
-        if not (times.measured(rows) or times.samples(rows, 1) >= _SourceCap.PLAIN_SAMPLES):
+        if not (times.measured(rows) or times.samples(rows, 1) >= plain_samples(rows)):
             return UNKNOWN_OUTLOOK
         if width == 1:
             return Outlook(1.0 if plain else None, plain)

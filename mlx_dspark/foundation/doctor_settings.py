@@ -45,6 +45,15 @@ class DoctorSettings(Settings):
             unset="the machine only",
         ),
     ] = None
+    json: Annotated[bool, About(Switch(), _JSON)] = False
+
+
+@dataclass(frozen=True)
+class ServerToCheck(Settings):
+    """Which server is checked."""
+
+    group = "Server to check"
+
     url: Annotated[
         str | None,
         About(
@@ -54,4 +63,3 @@ class DoctorSettings(Settings):
         ),
     ] = None
     api_key: Annotated[str | None, About(Secret(), "The key of that server.", unset="none")] = None
-    json: Annotated[bool, About(Switch(), _JSON)] = False

@@ -29,12 +29,17 @@ from __future__ import annotations
 class DsparkError(Exception):
     """Base of all errors that are the user's to mend.
 
-    `sentence` names the field or file at fault; `next_step` says what to do next.
+    `sentence` names the field or file at fault; `next_step` says what to do next. `seen` and `near` complete
+    the two with what else lies on the machine, which only its own users are told: `without_listings`.
     """
 
     exit_code = 2
 
-    def __init__(self, sentence: str, next_step: str = "", *, field: str | None = None) -> None:
+    def __init__(
+        self, sentence: str, next_step: str = "", *, field: str | None = None, seen: str = "", near: str = ""
+    ) -> None:
+        self.without_listings = f"{sentence} {next_step}".strip()
+        sentence, next_step = f"{sentence} {seen}".strip(), near or next_step
         self.sentence = sentence
         self.next_step = next_step
         self.field = field

@@ -7,7 +7,7 @@ import difflib
 import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Self, cast, get_type_hints
@@ -395,14 +395,18 @@ class Settings:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> Self:
         """Settings from keyword arguments. Raises UsageError for an unknown name or a value out of range."""
-        known = [knob.name for knob in cls.knobs()]
-        for name in options:
-            if name not in known:
-                listed = f"The settings are {', '.join(known)}."
-                raise UsageError(
-                    f"There is no setting {brief(name)}.", suggestion(name, known) or listed, field=name
-                )
+        refuse_unknown(options, [knob.name for knob in cls.knobs()])
         return cls(**options)
+
+
+def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
+    """Raises UsageError for a name of a setting that is none of the known ones."""
+    for name in names:
+        if name not in known:
+            listed = f"The settings are {', '.join(known)}."
+            raise UsageError(
+                f"There is no setting {brief(name)}.", suggestion(name, known) or listed, field=name
+            )
 
 
 def _default_of(field: dataclasses.Field[Any]) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.installing import pip_install
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -33,7 +34,7 @@ def check_picture(plot: str | None, *, stem: str, besides: str | None = None) ->
         otherwise = "leave --plot out" if besides is None else f"use --plot {besides}"
         raise UsageError(
             f"plot is {plot!r}, and matplotlib, which draws pictures, is not installed.",
-            f"Install it with: pip install 'mlx-dspark[plot]', or {otherwise}.",
+            f"Install it with: {pip_install('plot')}, or {otherwise}.",
             field="plot",
         )
 

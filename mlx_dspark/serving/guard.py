@@ -72,7 +72,7 @@ class Guard:
         headers = Headers(scope)
         send = _identified(send, headers)
         try:
-            origin = self._page(headers)
+            origin = self._page(headers, hostless=scope.get("http_version") == "1.0")
         except Refused as error:
             await _answer(send, scope, fault_of(error))
             return
@@ -95,13 +95,16 @@ class Guard:
             changed |= {"method": "GET", HEAD: True}
         await self._app({**scope, **changed}, receive, send)
 
-    def _page(self, headers: Headers) -> str | None:
+    def _page(self, headers: Headers, *, hostless: bool) -> str | None:
         """The foreign origin that is allowed and asks, if one does. Raises Refused for any other.
 
         A page cannot choose the headers Host, Origin and Sec-Fetch-Site; what lies about them is no browser.
+        `hostless`: the protocol has requests without Host (HTTP/1.0), which no browser sends.
         """
         host = headers.one("host")
-        if host is None or not self._is_ours(host):
+        if host is None and hostless and not headers.all("host"):
+            host = ""
+        elif host is None or not self._is_ours(host):
             raise refused(
                 "permission", "The Host header names no host of this server; --allow-host adds a name."
             )

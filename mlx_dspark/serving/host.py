@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mlx_dspark.foundation.errors import ContextOverflow, DsparkError
 from mlx_dspark.serving.ask import Ask, Defaults
@@ -21,7 +21,7 @@ from mlx_dspark.serving.generate import Generation
 from mlx_dspark.serving.log import LOG, log_event
 from mlx_dspark.serving.model import Model, Rendered
 from mlx_dspark.serving.observe.board import Board
-from mlx_dspark.serving.stage import Stage
+from mlx_dspark.serving.stage import Phase, Stage
 from mlx_dspark.serving.stats import stats_of
 from mlx_dspark.serving.streaming import ARRIVED, Answering, ClientGone, Clock
 from mlx_dspark.serving.watch import Vitals
@@ -29,9 +29,12 @@ from mlx_dspark.serving.watch import Vitals
 if TYPE_CHECKING:
     from mlx_dspark.serving.loading import Loaded
 
+T = TypeVar("T")
 LAST_WORDS = 3.0
 """Seconds in which the last responses may be written."""
 _TICK = 0.05
+_BETWEEN_STEPS = 0.25
+"""Seconds between two steps of a load that those who watch events are told."""
 
 
 class Host:
@@ -59,6 +62,7 @@ class Host:
         self.counting = Gate(1, queue)
         self.loaded: Loaded | None = None
         self.stage: Stage | None = None
+        self._told_at = 0.0
         self.warnings: tuple[str, ...] = ()
         self.closed = ""
         self.board = Board()
@@ -73,6 +77,8 @@ class Host:
         """How the server is: `ok`, or why it answers nothing now."""
         if self.ending:
             return Vitals("ending", reason="The server is about to end.")
+        if self.stage is not None and self.stage.phase in ("draining", "racing"):
+            return self._closed(self.stage.phase)
         if self.model is None and self.stage is not None:
             return Vitals("loading", reason="A model is being loaded.")
         if self.model is None:
@@ -82,6 +88,11 @@ class Host:
     def lost(self, seconds: float) -> bool:
         """Whether the engine has delivered nothing for so long that it is not waited for any more."""
         return self.model is not None and self.model.pulse.lost(seconds)
+
+    def _closed(self, phase: Phase) -> Vitals:
+        """What is told while requests are refused for a change of the model; an engine that fails, first."""
+        engine = Vitals("ok") if self.model is None else self.model.pulse.vitals()
+        return Vitals(phase, engine.silent, self.closed) if engine.well else engine
 
     def health(self, *, private: bool) -> Mapping[str, Any]:
         """What `/health` says; `private` adds what is not for everybody."""
@@ -125,6 +136,10 @@ class Host:
         finally:
             gate.leave(ask.choices)
         return model, prompts
+
+    async def rendered(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which asks a tokenizer, in the thread that may."""
+        return await asyncio.get_running_loop().run_in_executor(self._rendering, work)
 
     async def _in_time(self, rendering: asyncio.Future[Rendered], begun: float) -> Rendered:
         try:
@@ -221,8 +236,13 @@ class Host:
         self.gate.resize(loaded.model.engine.max_rows)
 
     def at(self, stage: Stage | None) -> None:
-        """So far has a change of the model come; None: it is over."""
-        self.stage = stage
+        """So far has a change of the model come; None: it is over. Within a phase, watchers are told of some
+        steps only."""
+        before, self.stage, now = self.stage, stage, time.monotonic()
+        same = stage is not None and before is not None and stage.phase == before.phase
+        if same and now - self._told_at < _BETWEEN_STEPS:
+            return
+        self._told_at = now
         self.board.tell("load", stage=None if stage is None else stage.as_dict())
 
     def release(self) -> Model | None:
@@ -251,10 +271,16 @@ class Host:
         """Whether nobody waits for an answer."""
         return not self._generations
 
-    def fail_all(self, message: str) -> None:
-        """Tell everybody who waits that no more will come."""
+    @property
+    def under_way(self) -> int:
+        """How many requests the engine has begun with."""
+        return sum(generation.started for generation in self._generations)
+
+    def fail_all(self, message: str, *, waiting: bool = False) -> None:
+        """Tell everybody who waits that no more will come; `waiting`: only those who have nothing yet."""
         for generation in list(self._generations):
-            generation.fail(refused("overloaded", message))
+            if not (waiting and generation.started):
+                generation.fail(refused("overloaded", message))
 
     def close(self) -> None:
         """Let go of the thread that renders; the model is its owner's."""

@@ -51,6 +51,10 @@ def load_model(
     Raises UsageError, LoadError or DownloadError.
     """
     parts = calibrated(load_parts(loading, progress), loading.calibrate, progress)
+    if parts.calibration is not None and parts.calibration.curves is None and (why := str(parts.calibration)):
+        note(f"{why[0].upper()}{why[1:]}.")
+    if told := beyond(parts, loading.max_draft, "--max-draft"):
+        note(told)
     window = context_window(parts, settings.context_window, note)
     model = Model(parts.session(), window)
     try:
@@ -62,11 +66,21 @@ def load_model(
     return Loaded(model, defaults_of(settings, parts), parts, loading, settings)
 
 
+def beyond(parts: Parts, asked: object, called: str) -> str:
+    """What to say where more drafts are asked for than the drafter has in a block; else nothing."""
+    sources = parts.drafter.sources if parts.drafter is not None else ()
+    steady = [source.max_draft for source in sources if not source.sporadic]
+    longest = max(steady or [source.max_draft for source in sources], default=0)
+    if not isinstance(asked, int) or not 0 < longest < asked:
+        return ""
+    return f"{called} is {asked}, and {parts.mode} drafts at most {longest} tokens at once: it is {longest}."
+
+
 def _warm_up(model: Model, progress: Progress | None) -> None:
     from mlx_dspark.catalog.progress import LoadProgress, silent
 
-    (progress or silent)(LoadProgress("warming up"))
-    model.warm_up()
+    tell = progress or silent
+    model.warm_up(lambda: tell(LoadProgress("warming up")))
 
 
 def context_window(parts: Parts, asked: int | None, note: Callable[[str], None]) -> int | None:

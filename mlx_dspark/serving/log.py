@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -20,11 +20,11 @@ REQUEST: ContextVar[str] = ContextVar("request", default="")
 """The id of the request that is being answered, empty outside of one."""
 
 
-def log_event(event: str, level: int = logging.INFO, **fields: Any) -> None:
+def log_event(event: str, level: int = logging.INFO, **facts: Any) -> None:
     """Log something that happened, with its facts."""
     if REQUEST.get():
-        fields = {"request": REQUEST.get()} | fields
-    LOG.log(level, "%s", event, extra={_FIELDS: fields})
+        facts = {"request": REQUEST.get()} | facts
+    LOG.log(level, "%s", event, extra={_FIELDS: facts})
 
 
 @contextmanager
@@ -60,5 +60,5 @@ class Lines(logging.Formatter):
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
-    return str(value)
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return dict(value) if isinstance(value, Mapping) else str(value)

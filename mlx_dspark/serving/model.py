@@ -121,24 +121,35 @@ class Model:
         form = self.session.format
         return ChatReader(form, rendered.chat, rendered.conversation, stops=ask.stops, end_ids=ends)
 
-    def warm_up(self) -> None:
+    def warm_up(self, tell: Callable[[], None] = lambda: None) -> None:
         """Read and write a little, so that the first request finds all compiled, and see how long reading
-        takes: a cancel, and everybody else's next token, wait for a chunk of a prompt at most."""
-        self._read(self.engine.prefill_chunk, _WARM_TOKENS)
+        takes: a cancel, and everybody else's next token, wait for a chunk of a prompt at most.
+
+        `tell` is called after every step, and may raise to end it.
+        """
+        tell()
+        self._read(self.engine.prefill_chunk, _WARM_TOKENS, tell)
         tokens = min(_TIMED_PROMPT, self.engine.prefill_chunk)
-        seconds = self._read(tokens, 1)
+        seconds = self._read(tokens, 1, tell)
         if not self.session.shared:
             self.engine.prefill_chunk = chunk_of(tokens, seconds, self.engine.prefill_chunk)
 
-    def _read(self, tokens: int, new: int) -> float:
+    def _read(self, tokens: int, new: int, tell: Callable[[], None]) -> float:
         """Seconds for a prompt of up to so many tokens."""
         room = (self.context or tokens + new) - new
         some = self.session.tokenizer.encode("a", add_special_tokens=False)
         ids = tuple(some * tokens)[: max(1, min(tokens, room))]
         stream = self.engine.submit(GenerateRequest(ids, new), self.pulse.heard)
         self.pulse.expect(stream)
-        read = [event.report for event in stream if isinstance(event, Prefilled)]
-        return sum(report.landed_at - report.launched_at for report in read)
+        seconds = 0.0
+        try:
+            for event in stream:
+                tell()
+                if isinstance(event, Prefilled):
+                    seconds += event.report.landed_at - event.report.launched_at
+        finally:
+            stream.close()
+        return seconds
 
     def close(self, seconds: float = 10.0) -> None:
         """End the engine, once nobody waits for it any more. Raises EngineLost where it does not come to rest

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from mlx_dspark.foundation.errors import EngineLost, UsageError
+from mlx_dspark.foundation.knobs import refuse_unknown
+from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.serving.admin.body import KEPT
 from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.app import create_app
 from mlx_dspark.serving.guard import Rules
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 
+_HERE = ("127.0.0.1", "::1", "localhost")
 _TICK = 0.5
 _LOAD_STOPS = 15.0
 """Seconds in which a load that is asked to stop should."""
@@ -37,21 +42,32 @@ _BACKLOG = 2048
 
 
 def run_server(
-    model: str | os.PathLike[str] | None = None, *, progress: Progress | None = None, **settings: Any
+    model: str | os.PathLike[str] | None = None,
+    *,
+    progress: Progress | None = None,
+    ready: Callable[[str], None] | None = None,
+    **settings: Any,
 ) -> None:
     """Serve a model over HTTP until the process is asked to end (SIGINT, SIGTERM). Without a name: the
     default model.
 
     `settings` are the fields of LoadSettings and ServeSettings, such as `port=8080` or `max_batch=8`;
-    `progress` is told what is being fetched, read and measured. Raises UsageError, LoadError or DownloadError
-    before anything is served, and EngineLost when the engine ends or hangs.
+    `progress` is told what is being fetched, read and measured; `ready` is called with the address, such as
+    `http://127.0.0.1:8080`, when requests are taken. What the command writes to standard error, this writes
+    too. Raises UsageError, LoadError or DownloadError before anything is served, and EngineLost when the
+    engine ends or hangs.
     """
     own = {knob.name for knob in ServeSettings.knobs()}
+    refuse_unknown(settings, [*own, *(knob.name for knob in LoadSettings.knobs())])
     serving = ServeSettings.of({name: value for name, value in settings.items() if name in own})
     loading = LoadSettings.of(
         {"model": model, **{name: value for name, value in settings.items() if name not in own}}
     )
-    serve(loading, serving, progress=progress)
+    serve(loading, serving, progress=progress, note=_written, ready=ready)
+
+
+def _written(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def serve(
@@ -60,20 +76,19 @@ def serve(
     *,
     progress: Progress | None = None,
     note: Note = lambda _: None,
+    ready: Callable[[str], None] | None = None,
 ) -> None:
     """As `run_server`; `note` is told what the user should know. The port is taken before the model is
     loaded, and /health tells how far that has come."""
-    if settings.no_model and loading.model is not None:
-        raise UsageError(
-            f"no_model is set, and model is {str(loading.model)!r}.",
-            "Leave one of the two out.",
-            field="no_model",
-        )
+    if settings.no_model:
+        _refuse_unused(loading)
+    if settings.api_key is None and settings.host not in _HERE:
+        note(f"Anyone who reaches {settings.host} may use this server; --api-key asks for a key.")
     with bound(settings.host, settings.port) as listener:
         host = Host(None, clock=clock_of(settings), queue=settings.queue)
         host.logs_prompts = settings.log == "prompts"
         swap = Swap(host, (loading, settings))
-        running = Running(host, settings, swap)
+        running = Running(host, settings, swap, ready)
         try:
             with logged(settings.log):
                 asyncio.run(running.run(listener, note, progress))
@@ -84,6 +99,18 @@ def serve(
                 model.close()
     if running.failure is not None:
         raise running.failure
+
+
+def _refuse_unused(loading: LoadSettings) -> None:
+    """Raises UsageError for what only a model that is loaded at the start would heed."""
+    for knob in LoadSettings.knobs():
+        value = getattr(loading, knob.name)
+        if knob.name not in KEPT and value != knob.default:
+            raise UsageError(
+                f"{knob.name} is {brief(str(value))}, and no_model starts the server with nothing loaded.",
+                "Leave one of the two out; /admin/load takes this setting with its model.",
+                field=knob.name,
+            )
 
 
 def clock_of(settings: ServeSettings) -> Clock:
@@ -140,8 +167,16 @@ class Running:
     """A server from its start to its end. `failure` is what ended it, None where it was asked to;
     `stuck`: the thread that calls MLX cannot be waited for."""
 
-    def __init__(self, host: Host, settings: ServeSettings, swap: Swap | None = None) -> None:
+    def __init__(
+        self,
+        host: Host,
+        settings: ServeSettings,
+        swap: Swap | None = None,
+        ready: Callable[[str], None] | None = None,
+    ) -> None:
         self._host = host
+        self._ready = ready
+        self._note: Note = lambda _: None
         self._settings = settings
         self._swap = swap
         self._asked = asyncio.Event()
@@ -153,7 +188,7 @@ class Running:
         self, listener: socket.socket, note: Note = lambda _: None, progress: Progress | None = None
     ) -> None:
         """Serve on a bound socket until asked to end, or until the engine is lost; load the model first."""
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._note = asyncio.get_running_loop(), note
         server = _Server(self._config())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         watching = asyncio.create_task(self._watch())
@@ -161,6 +196,8 @@ class Running:
         with self._signals():
             if await self._loaded(asked, progress, note):
                 note(f"Listening on {address_of(listener)}")
+                if self._ready is not None:
+                    self._ready(address_of(listener))
                 await asyncio.wait({serving, watching, asked}, return_when=asyncio.FIRST_COMPLETED)
             await self._drain()
             server.should_exit = True
@@ -189,6 +226,12 @@ class Running:
     def _end(self) -> None:
         if self._asked.is_set():
             self._host.fail_all(_ENDING)
+        elif busy := self._host.under_way:
+            answers = "one answer" if busy == 1 else f"{busy} answers"
+            self._note(
+                f"Waiting up to {self._settings.drain_timeout:g} s for {answers} under way; "
+                "Ctrl-C again ends at once."
+            )
         self._asked.set()
 
     def _config(self) -> uvicorn.Config:
@@ -239,11 +282,12 @@ class Running:
         """Take no more, and wait for those who still get their answers."""
         self._host.ending = True
         if self._swap is not None and self._swap.busy:
-            self._swap.cancel()
+            self._swap.stop()
             self.stuck = not await self._swap.settled(_LOAD_STOPS)
             if self.stuck and self.failure is None:
                 self.failure = EngineLost("The load under way could not be stopped.")
         if self.failure is None:
+            self._host.fail_all(_ENDING, waiting=True)
             await self._host.until_idle(self._settings.drain_timeout)
         self._host.fail_all(_ENDING if self.failure is None else str(self.failure))
         await self._host.until_idle(LAST_WORDS)

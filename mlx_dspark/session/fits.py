@@ -75,13 +75,12 @@ def fit_of(config: dict[str, Any], weights: int, have: Memory | None, **asked: A
     """
     if have is None:
         return None
-    need = need_of(config, weights, **asked) or Need(weights=weights, states=StateBytes())
-    return verdict(need, declared_context(config), have)
+    return verdict(need_or_weights(config, weights, **asked), declared_context(config), have)
 
 
-def fit_found(found: ModelRef, config: dict[str, Any], have: Memory | None) -> Verdict | None:
-    """As `fit_of`, for a model on this machine, without a drafter."""
-    return fit_of(config, stored_bytes(found), have, dtype=dtype_of(found))
+def need_or_weights(config: dict[str, Any], weights: int, **asked: Any) -> Need:
+    """As `need_of`; of a model whose states cannot be told, the weights alone."""
+    return need_of(config, weights, **asked) or Need(weights=weights, states=StateBytes())
 
 
 def beside(need: Need, draft: Need) -> Need:

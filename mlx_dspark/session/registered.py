@@ -37,7 +37,14 @@ def may_be_registered(name: str | None) -> bool:
         return False
     if any(name in (pair.id, pair.target, *pair.parents) for pair in registry()):
         return True
-    return Path(name).is_dir() or (is_hub_id(name) and cached_repository(name) is not None)
+    return _is_folder(name) or (is_hub_id(name) and cached_repository(name) is not None)
+
+
+def _is_folder(name: str) -> bool:
+    try:
+        return Path(name).is_dir()
+    except OSError:  # a name longer than the file system allows
+        return False
 
 
 def registered(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,9 +147,30 @@ def _shelved(found: Found, have: Memory | None) -> Shelved:
 
 def _local_fit(path: Path, have: Memory | None) -> tuple[Verdict | None, int, str]:
     """Whether a model on this machine fits, the bytes of its weights, and what is wrong with it."""
+    asked, declared, size, trouble = _asked(path, _state(path))
+    fits = None if asked is None or have is None else verdict(asked, declared, have)
+    return fits, size, trouble
+
+
+def _state(path: Path) -> tuple[tuple[str, int, int, int], ...]:
+    """What changes when a file of a model does."""
+    from mlx_dspark.catalog.gguf.names import shard_names
+
+    try:
+        parts = map(path.with_name, shard_names(path.name))
+        files = sorted(path.iterdir()) if path.is_dir() else parts
+        stats = [(file.name, file.stat()) for file in files]
+    except OSError:
+        return ()
+    return tuple((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats)
+
+
+@lru_cache(maxsize=256)
+def _asked(path: Path, _: tuple[tuple[str, int, int, int], ...]) -> tuple[Need | None, int, int, str]:
+    """What a model asks for, its context, the bytes of its weights, and what is wrong with it."""
     from mlx_dspark.catalog.folder import check_folder
     from mlx_dspark.catalog.resolve import resolve_model
-    from mlx_dspark.session.fits import config_of, fit_found, stored_bytes
+    from mlx_dspark.session.fits import config_of, declared_context, dtype_of, need_or_weights, stored_bytes
 
     size = 0
     try:
@@ -157,9 +179,10 @@ def _local_fit(path: Path, have: Memory | None) -> tuple[Verdict | None, int, st
         if found.packaging == "folder":
             check_folder(found.path)
         size = stored_bytes(found)
-        return fit_found(found, config, have), size, ""
+        need = need_or_weights(config, size, dtype=dtype_of(found))
+        return need, declared_context(config), size, ""
     except DsparkError as error:
-        return None, size, error.sentence
+        return None, 0, size, error.sentence
 
 
 def _known_fit(pair: Pair, have: Memory | None) -> Verdict | None:

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from mlx_dspark.cli.agent_setups import PI_EXTENSION, Server, claude, opencode, pi
@@ -20,7 +21,9 @@ from mlx_dspark.cli.main import run
 from mlx_dspark.serving.app import create_app
 from mlx_dspark.serving.guard import Rules
 from mlx_dspark.serving.host import Host
-from tests.tiny_server import listening, tiny_server
+from mlx_dspark.serving.stage import Stage
+from tests.scripted_engine import ScriptedEngine, scripted_session, thinking_tokenizer
+from tests.tiny_server import listening, tiny_host, tiny_server
 
 SETUPS = {"claude": claude, "pi": pi, "opencode": opencode}
 KEY = "it's a $ecret"
@@ -70,7 +73,7 @@ def test_the_agent_replaces_the_command(name: str, url: str, tmp_path: Path) -> 
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 7, done.stderr
     arguments, there = json.loads(done.stdout)
-    setup = SETUPS[name](Server(url, "secret", "tiny", 512, 32768))
+    setup = SETUPS[name](Server(url, "secret", "tiny", 512, 32768, False))
     assert arguments == [*setup.arguments, "-p", "-", "--help"]
     changed = {each: value for each, value in there.items() if variables.get(each) != value}
     assert changed.items() >= setup.sets.items()
@@ -91,7 +94,7 @@ def _told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 def test_settings_are_printed_as_json(name: str, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = _told(capsys, name, "--url", url, "--api-key", "secret", "--print-settings")
     assert code == 0
-    assert json.loads(out) == SETUPS[name](Server(url, "secret", "tiny", 512, 32768)).settings
+    assert json.loads(out) == SETUPS[name](Server(url, "secret", "tiny", 512, 32768, False)).settings
 
 
 def test_a_window_that_claude_code_can_be_told_is_told() -> None:
@@ -152,6 +155,42 @@ def test_what_is_in_the_way_is_told_with_what_to_do(
             assert mend in err
             assert "wrong" not in err
     host.close()
+
+
+@pytest.mark.parametrize("phase", ["loading", "draining", "racing"])
+def test_a_server_that_is_busy_with_its_model_is_waited_for(
+    phase: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tiny_host() as host, listening(create_app(host)) as busy:
+        host.closed = "The model is busy."
+        host.at(Stage(phase, "next", fraction=0.4))
+        model = host.release() if phase == "loading" else None
+        code, _, err = _told(capsys, "claude", "--url", busy)
+        assert code == 2
+        assert phase in err
+        assert ("40% done" in err) == (phase == "loading")
+        assert "Wait" in err
+        assert "no model loaded" not in err
+        host.at(None)
+    if model is not None:
+        model.close()
+
+
+def test_what_a_model_cannot_do_is_known_to_the_agent(
+    url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def provider(server: str, key: str) -> Any:
+        told = json.loads(_told(capsys, "pi", "--url", server, "--api-key", key, "--print-settings")[1])
+        return told["providers"]["mlx-dspark"]["models"][0]
+
+    assert provider(url, "secret")["reasoning"] is False
+    engine = ScriptedEngine(tokenizer=thinking_tokenizer())
+    with tiny_server(scripted_session(engine)) as thinking:
+        assert provider(thinking, "x")["reasoning"] is True
+        entry = httpx.get(f"{thinking}/v1/models").json()["data"][0]
+        assert entry["max_tokens"] <= entry["max_input_tokens"]
+    assert "15,000" in claude(Server("http://127.0.0.1:9", None, "m", 8192, 32_000)).remark
+    assert claude(SERVER).remark == ""
 
 
 def test_an_agent_that_is_not_installed_is_told_how(

@@ -191,7 +191,7 @@ def rename_a_tensor(folder: Path) -> None:
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 BAD = {
-    "no config": (remove("config.json"), BadCheckpoint, "has no config.json; it holds chat_template.jinja"),
+    "no config": (remove("config.json"), BadCheckpoint, "has no config.json. It holds chat_template.jinja"),
     "config cut short": (cut("config.json", 40), BadCheckpoint, "config.json is not valid JSON"),
     "config not text": (append("config.json", b"\xff"), BadCheckpoint, "config.json is not valid JSON"),
     "config a list": (write("config.json", "[1]"), BadCheckpoint, "holds a JSON list"),
@@ -289,7 +289,7 @@ def test_a_bad_folder_is_refused_by_name_with_a_next_step(tmp_path: Path, case: 
 
 def test_an_empty_folder_is_refused_with_an_example(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(BadCheckpoint, match="it holds nothing") as refusal:
+    with pytest.raises(BadCheckpoint, match="It holds nothing") as refusal:
         load(tmp_path / "empty")
     assert "mlx-dspark export" in refusal.value.next_step
 

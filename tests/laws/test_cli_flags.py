@@ -432,3 +432,18 @@ def test_a_model_in_the_environment_is_told_where_it_is_not_read(
     assert "MLX_DSPARK_MODEL is set, and nothing reads it." in capsys.readouterr().err
     assert run(["--version"]) == 0
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--thinking", "--no-thinking"], "--thinking and --no-thinking are both given."),
+        (["--no-thinking", "--thinking"], "--no-thinking and --thinking are both given."),
+        (["--port", "1", "--port", "2"], "--port is given more than once."),
+    ],
+)
+def test_a_flag_that_is_given_twice_is_named(
+    given: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["serve", *given]) == 2
+    assert told in capsys.readouterr().err

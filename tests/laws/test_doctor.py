@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,41 @@ def test_a_server_that_answers_loads_or_is_not_there() -> None:
         found = server(str(client.base_url))
         assert found[0].status == WARN
         assert "/admin/load" in found[0].fix
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"\xff", b'{"a": 1}', b""])
+def test_a_stranger_is_told_as_the_agents_tell_it(body: bytes) -> None:
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Says nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Stranger) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        found = server(f"http://127.0.0.1:{other.server_port}", expected=True)
+        other.shutdown()
+        thread.join()
+    assert [check.status for check in found] == [FAIL]
+    assert "no server of mlx-dspark" in found[0].found
+
+
+def test_the_server_and_its_key_may_stand_in_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tiny_server(rules=Rules(api_key="k3y")) as url:
+        monkeypatch.setenv("MLX_DSPARK_URL", url)
+        for key, keys in (("k3y", []), ("wrong", [WARN])):
+            monkeypatch.setenv("MLX_DSPARK_API_KEY", key)
+            run(["doctor", "--json"])
+            checks = json.loads(capsys.readouterr().out)["checks"]
+            assert [each["status"] for each in checks if each["name"] == "server"] == [OK]
+            assert [each["status"] for each in checks if each["name"] == "key"] == keys
 
 
 def test_the_command_fails_where_a_named_server_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +11,29 @@ from typing import Any, get_args
 
 import httpx
 import pytest
+import schemathesis
 from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase as Step
 from hypothesis import strategies as st
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import content_type_conformance
 
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.serving.admin import swap as module
 from mlx_dspark.serving.admin.body import KEPT, OF_A_MODEL, LoadBody, settings_of
 from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.app import create_app
 from mlx_dspark.serving.host import Host
+from mlx_dspark.serving.loading import Loaded
 from mlx_dspark.serving.observe.folds import Histogram
 from mlx_dspark.serving.stage import Phase
 from tests.admin_server import admin_server, answered, load
 from tests.tiny import save_tiny
 
+BODIES = int(os.environ.get("FUZZED_BODIES", "60"))
+SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 KNOBS = {knob.name: knob for knob in LoadSettings.knobs()}
 STARTED = (
     LoadSettings(
@@ -65,6 +74,14 @@ def test_what_is_decided_at_the_start_is_refused_by_name(name: str) -> None:
     with pytest.raises(UsageError) as refused:
         asked(**{name: getattr(STARTED[1], name)})
     assert refused.value.field == name
+
+
+def test_a_setting_that_is_none_is_refused_with_all_that_there_are() -> None:
+    with pytest.raises(UsageError) as refused:
+        asked(qqqq=1)
+    assert [name for name in LoadBody.model_fields if name not in str(refused.value)] == []
+    with pytest.raises(UsageError, match="Did you mean context_window"):
+        asked(contex_window=1)
 
 
 def test_a_request_lets_no_code_run_that_the_server_was_not_started_to_run() -> None:
@@ -110,7 +127,7 @@ def test_bodies_that_nobody_should_send_are_refused_and_change_nothing(
     first, model = answered(client), swap.host.model
     names = st.sampled_from([*LoadBody.model_fields, "prompt", "arms", "max_tokens", "cleanup", "x"])
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=BODIES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.dictionaries(names, VALUES, max_size=4) | VALUES)
     def check(body: Any) -> None:
         told = client.post(
@@ -123,6 +140,40 @@ def test_bodies_that_nobody_should_send_are_refused_and_change_nothing(
     check()
     assert swap.host.model is model
     assert answered(client) == first
+
+
+def test_no_administration_that_the_openapi_page_allows_fails(
+    server: tuple[httpx.Client, Swap, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, swap, folder = server
+    first = swap.host.loaded
+    assert first is not None
+
+    def again(loading: LoadSettings, serving: ServeSettings, *_: Any) -> Loaded:
+        return replace(first.again(), loading=loading, settings=serving)
+
+    monkeypatch.setattr(module, "examine", lambda *_, **__: None)
+    monkeypatch.setattr(module, "load_model", again)
+    schema = schemathesis.openapi.from_url(f"{client.base_url}/openapi.json").include(path_regex="^/admin/")
+    routes: set[str] = set()
+
+    for operation in schema.get_all_operations():
+        assert isinstance(operation, Ok)
+        routes.add(operation.ok().path)
+
+        @settings(max_examples=25, deadline=None, suppress_health_check=SLOW, phases=[Step.generate])
+        @given(operation.ok().as_strategy())
+        def check(case: Any) -> None:
+            if isinstance(case.body, dict) and "prompt" in case.body:
+                case.body["max_tokens"] = 2
+            response = case.call(timeout=20)
+            assert response.status_code in (*range(200, 500), 503), response.text
+            case.validate_response(response, checks=(content_type_conformance,))
+
+        check()
+    assert len(routes) == 6
+    assert load(client, folder, mode="baseline").status_code == 200
+    assert answered(client)
 
 
 @given(st.lists(st.floats(0, 100), max_size=30))

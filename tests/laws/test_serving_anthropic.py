@@ -251,7 +251,10 @@ def recorded(frames: list[tuple[str, Any]]) -> str:
         ("output_config.format", {"output_config": {"format": {"type": "json_schema", "schema": {}}}}),
         ("output_config.effort", {"output_config": {"effort": "huge"}}),
         ("context_management", {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}),
-        ("mcp_servers", {"mcp_servers": [{"type": "url", "url": "http://localhost", "name": "x"}]}),
+        (
+            "mcp_servers",
+            {"mcp_servers": [{"type": "url", "url": "http://localhost", "authorization_token": "s3cret"}]},
+        ),
         ("container", {"container": "c"}),
         ("thinking.type", {"thinking": {"type": "between_tools"}}),
         ("budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 0}}),
@@ -277,6 +280,7 @@ def test_what_is_not_done_is_refused_by_name(url: str, route: str, field: str, m
     assert refused.status_code == 400
     assert (told["type"], told["error"]["type"]) == ("error", "invalid_request_error")
     assert field in told["error"]["message"]
+    assert "s3cret" not in refused.text
 
 
 def test_the_page_lists_the_fields_that_are_not_served() -> None:

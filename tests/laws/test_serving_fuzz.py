@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -30,6 +31,8 @@ GOOD = {
     "/v1/messages": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
 }
 HOST = "testserver"
+BODIES = int(os.environ.get("FUZZED_BODIES", "150"))
+"""For each route; `benchmarks/fuzz_server.py` tries more."""
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 
 
@@ -167,7 +170,7 @@ def _near(name: str) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("path", GOOD)
 def test_bad_bodies_are_refused_and_the_next_good_one_is_answered(ask: Asker, path: str) -> None:
     @settings(
-        max_examples=150,
+        max_examples=BODIES,
         deadline=None,
         suppress_health_check=SLOW,
         phases=[Phase.explicit, Phase.generate],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -205,3 +207,23 @@ def test_without_a_key_everybody_here_may_ask(app: Any) -> None:
         assert ask(url, "POST", CHAT).status_code == 200
         assert ask(url, "GET", "/health").json()["model"] == "scripted"
         assert ask(url, "POST", CHAT, origin=PAGE).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("version", "headers", "taken"),
+    [
+        ("1.0", "", True),
+        ("1.1", "", False),
+        ("1.0", "Host: evil.example\r\n", False),
+        ("1.0", "Origin: http://evil.example\r\n", False),
+        ("1.0", "Sec-Fetch-Site: cross-site\r\n", False),
+        ("1.0", "Host: a\r\nHost: b\r\n", False),
+    ],
+)
+def test_a_client_so_old_that_it_names_no_host_is_no_page(
+    url: str, version: str, headers: str, taken: bool
+) -> None:
+    with socket.create_connection(("127.0.0.1", urlsplit(url).port or 0)) as client:
+        client.sendall(f"GET /health HTTP/{version}\r\n{headers}Connection: close\r\n\r\n".encode())
+        told = client.makefile("rb").readline()
+    assert (told.split()[1] == b"200") is taken

@@ -438,13 +438,18 @@ def test_the_log_is_json_and_shows_no_text_unless_asked(
             text = answered(client, text="a secret wish")
             assert client.post(CHAT, json={"messages": "a secret wish"}).status_code == 400
             assert client.get("/nothing").status_code == 404
-            until(lambda: out.getvalue().count("\n") == 3)
+            said = {"messages": [{"role": "user", "content": "a secret wish"}], "max_tokens": 3}
+            assert client.post("/v1/messages", json=said).status_code == 200
+            until(lambda: out.getvalue().count("\n") == 4)
     finally:
         root.handlers = handlers
         host.logs_prompts = False
-    answer, bad, lost = (json.loads(line) for line in out.getvalue().splitlines())
+    answer, bad, lost, message = (json.loads(line) for line in out.getvalue().splitlines())
     assert (answer["event"], answer["error"], answer["stats"]["completion_tokens"]) == ("answer", None, 24)
     assert (bad["status"], bad["field"], bad["path"]) == (400, "messages", CHAT)
+    assert message["stats"]["completion_tokens"] == 3
+    if prompts:
+        assert "a secret wish" in json.dumps(message["prompts"])
     assert (lost["status"], lost["method"]) == (404, "GET")
     assert ("a secret wish" in out.getvalue()) is prompts
     assert text not in out.getvalue()

@@ -19,15 +19,18 @@ from typing import Any
 import httpx
 import pytest
 
+from mlx_dspark.catalog import folder as folders
 from mlx_dspark.catalog.progress import LoadProgress
 from mlx_dspark.engine.loop import VerifyLoop
 from mlx_dspark.foundation.errors import BadCheckpoint, UsageError
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.admin import swap as module
+from mlx_dspark.serving.admin.body import as_json
 from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.run import Running, bound, run_server
+from mlx_dspark.session.pair import load_parts
 from tests.admin_server import admin_server, answered, asked, load
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dspark
@@ -131,6 +134,11 @@ def test_a_drafter_is_a_setting_like_any_other_and_none_stays_behind(
         ({"model": None}, 400, "model"),
         ({"model": 3}, 400, "model"),
         ({"model": "nothing-of-that-name"}, 404, None),
+        ({"model": "a" * 300}, 404, None),
+        ({"model": "a" * 5000}, 400, "model"),
+        ({"model": "ONE", "drafter": "a" * 300}, 404, None),
+        ({"model": "ONE", "draft_model": "a" * 300}, 404, None),
+        ({"model": "x\0y"}, 404, None),
         ({"model": "ONE", "mode": "fast"}, 400, "mode"),
         ({"model": "ONE", "mode": "dspark"}, 400, "mode"),
         ({"model": "ONE", "max_draft": -1}, 400, "max_draft"),
@@ -166,6 +174,7 @@ def test_a_load_that_fails_leaves_the_model_answering_as_before(
     error = told.json()["error"]
     assert field is None or error["param"] == field
     assert error["message"]
+    assert "a" * 100 not in error["message"]
     state = client.get("/admin/status").json()
     assert (state["ready"], state["model"], state["mode"]) == (True, "one", "baseline")
     assert server[1].host.model is old or "OTHER" in given.values()
@@ -193,6 +202,27 @@ def test_what_is_found_unfit_only_while_it_is_read_brings_the_old_model_back(
     assert server[1].host.model not in (None, old)
     assert answered(client) == first
     assert "not finite" in client.get("/admin/status").json()["error"]
+
+
+@pytest.mark.parametrize("field", ["model", "draft_model"])
+def test_no_answer_lists_what_lies_in_a_folder(client: httpx.Client, tmp_path: Path, field: str) -> None:
+    weightless = tmp_path / "weightless"
+    weightless.mkdir()
+    (weightless / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    for name in ("private-1.txt", "private-2.gguf", "private-3.gguf"):
+        (tmp_path / name).touch()
+        (weightless / name).touch()
+    for named in (tmp_path, weightless, tmp_path / "private-", tmp_path / "private-2.ggu"):
+        body = {"model": str(tmp_path.parent / "absent"), field: str(named)}
+        if field == "draft_model":
+            body["model"] = str(client.get("/admin/status").json()["settings"]["model"])
+        told = client.post("/admin/load", json=body)
+        assert told.status_code in (404, 422)
+        seen = told.json()["error"]["message"].replace(str(named), "")
+        assert "private" not in seen, seen
+        assert "private" not in client.get("/admin/status").json()["error"].replace(str(named), "")
+    with pytest.raises(BadCheckpoint, match="private-1"):
+        load_parts(LoadSettings(model=weightless, mode="baseline"))
 
 
 def test_nothing_but_errors_of_ours_is_told_to_clients(
@@ -345,6 +375,35 @@ def test_the_models_that_are_known_and_here(
     assert told["default"] == "smollm2-135m"
 
 
+def test_a_list_of_models_reads_again_only_what_has_changed(
+    client: httpx.Client, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def local() -> dict[str, Any]:
+        listed = client.get("/admin/models").json()["local"]
+        return {
+            each["name"]: (each["fit"] and each["fit"]["smallest_bytes"], each["trouble"]) for each in listed
+        }
+
+    folder = save_tiny(tmp_path / "models" / "changing", seed=4)
+    save_tiny(tmp_path / "models" / "staying", seed=5)
+    monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("MLX_DSPARK_MODEL_DIRS", str(tmp_path / "models"))
+    read: list[str] = []
+    check = folders.check_folder
+    monkeypatch.setattr(folders, "check_folder", lambda path: (read.append(path.name), check(path))[1])
+    first = local()
+    assert sorted(read) == ["changing", "staying"]
+    assert local() == first
+    assert len(read) == 2
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    assert local()["changing"][1]
+    weights.write_bytes(whole)
+    assert local() == first
+    assert read[2:] == ["changing", "changing"]
+
+
 def test_a_race_tells_every_arm_and_the_same_text(client: httpx.Client) -> None:
     first = answered(client)
     body = {
@@ -376,6 +435,7 @@ def test_a_race_tells_every_arm_and_the_same_text(client: httpx.Client) -> None:
         ({"max_tokens": 0}, 400),
         ({"prompt": ""}, 400),
         ({"thinking": True}, 400),
+        ({"prompt": "word " * 600}, 400),
     ],
 )
 def test_a_race_that_cannot_be_is_refused_before_it_begins(
@@ -384,6 +444,21 @@ def test_a_race_that_cannot_be_is_refused_before_it_begins(
     told = client.post("/admin/race", json={"prompt": "Hi", **fields})
     assert told.status_code == status, told.text
     assert told.json()["error"]["message"]
+    assert client.get("/admin/status").json()["ready"]
+
+
+def test_a_cap_that_nobody_reaches_is_told(client: httpx.Client, models: Path) -> None:
+    told = load(client, models / "one", drafter=str(models / "drafter"), max_draft=99)
+    longest = client.get("/admin/status").json()["warnings"]
+    assert [f"at most {drafts} tokens" in longest[0] for drafts in (7, 99)] == [True, False], told.text
+    assert load(client, models / "one", drafter=str(models / "drafter")).json()["warnings"] == []
+    arms = [{"mode": "baseline"}, {"mode": "auto", "cap": 99}]
+    frames = events_of(client.post("/admin/race", json={"prompt": "Hi", "max_tokens": 3, "arms": arms}).text)
+    assert ["at most 7 tokens" in each for each in frames[0][1]["warnings"]] == [True]
+
+
+def test_the_settings_of_the_default_model_name_it() -> None:
+    assert as_json(LoadSettings())["model"] == "smollm2-135m"
 
 
 def test_a_race_that_nobody_watches_ends_and_the_model_answers_again(client: httpx.Client) -> None:

@@ -61,9 +61,12 @@ def may_have_shipped_drafter(name: str | None, home: Path | None = None) -> bool
 def _holds_one_file(name: str | None) -> bool:
     """Whether this is, or names, a folder of which `resolve_model` takes the only GGUF model."""
     folder = Path(name or "")
-    if not folder.exists():
-        folder = find_placed(name or "") or folder
-    return not (folder / "config.json").exists() and len(packed_models(folder)) == 1
+    try:
+        if not folder.exists():
+            folder = find_placed(name or "") or folder
+        return not (folder / "config.json").exists() and len(packed_models(folder)) == 1
+    except OSError:
+        return False
 
 
 def _targets(home: Path | None) -> list[tuple[Path, int, str]]:

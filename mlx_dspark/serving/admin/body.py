@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr, create
 
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.knobs import Choice, Kind, Number, Switch, Whole, Words, suggestion
+from mlx_dspark.foundation.knobs import refuse_unknown as refuse_unknown_settings
 from mlx_dspark.foundation.lists import Drafting
 from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.serve_settings import ServeSettings
-from mlx_dspark.foundation.settings import LoadSettings
+from mlx_dspark.foundation.settings import DEFAULT_MODEL, LoadSettings
 
 KEPT = (
     "max_batch",
@@ -37,6 +38,8 @@ OF_A_MODEL = (
     "warmup",
 )
 """Settings of the server that belong to the model it has; not named, they are as the server was started."""
+
+_LONGEST_NAME = 1024
 
 
 def _schema(kind: Kind) -> dict[str, Any]:
@@ -92,11 +95,19 @@ def settings_of(
             "Start it with --trust-remote-code, or choose a model without code.",
             field="trust_remote_code",
         )
+    for name in ("model", "drafter", "draft_model"):
+        if isinstance(given.get(name), str) and len(given[name]) > _LONGEST_NAME:
+            raise UsageError(
+                f"{name} has {len(given[name])} characters.",
+                f"Give a name or a path of up to {_LONGEST_NAME}.",
+                field=name,
+            )
     own = {knob.name for knob in ServeSettings.knobs()}
     if strange := [name for name in given if name in own and name not in OF_A_MODEL]:
         raise UsageError(
             f"{strange[0]} is decided when the server is started.", "Leave it out.", field=strange[0]
         )
+    refuse_unknown_settings(given, list(LoadBody.model_fields))
     kept = {name: getattr(loading, name) for name in KEPT}
     of_model = {name: value for name, value in given.items() if name in OF_A_MODEL}
     asked = {name: value for name, value in given.items() if name not in OF_A_MODEL}
@@ -163,6 +174,7 @@ def _arm(arm: ArmBody) -> Drafting:
 def as_json(settings: LoadSettings) -> dict[str, Any]:
     """Settings by name, as JSON takes them."""
     values = {knob.name: getattr(settings, knob.name) for knob in LoadSettings.knobs()}
+    values["model"] = settings.model or DEFAULT_MODEL
     return {
         name: value if isinstance(value, int | float | str | None) else str(value)
         for name, value in values.items()

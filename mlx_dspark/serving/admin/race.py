@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
@@ -14,8 +15,10 @@ from mlx_dspark.bench.arms import label_of, session_of
 from mlx_dspark.bench.gap import logit_gap
 from mlx_dspark.bench.race import Lane, Outcome, run_race
 from mlx_dspark.bench.report import verdict_values
+from mlx_dspark.chat.template import encode_prompt
+from mlx_dspark.engine.caps import MaxDraft
 from mlx_dspark.foundation.bench_settings import CONTROL
-from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.foundation.errors import ContextOverflow, DsparkError
 from mlx_dspark.foundation.lists import Drafting
 from mlx_dspark.foundation.settings import GenerateSettings
 from mlx_dspark.serving.admin.body import RaceBody, arms_of
@@ -23,8 +26,9 @@ from mlx_dspark.serving.admin.swap import Swap
 from mlx_dspark.serving.admin.threads import in_mlx_thread
 from mlx_dspark.serving.dialects.base import Frame
 from mlx_dspark.serving.faults import Refused, fault_of, refused
-from mlx_dspark.serving.loading import Loaded
+from mlx_dspark.serving.loading import Loaded, beyond
 from mlx_dspark.serving.log import LOG
+from mlx_dspark.session.variants import variant
 
 if TYPE_CHECKING:
     from mlx_dspark.session.pair import Parts
@@ -76,7 +80,8 @@ async def _run(swap: Swap, body: RaceBody, frames: asyncio.Queue[Frame | None], 
     except Exception as error:  # noqa: BLE001
         if not isinstance(error, DsparkError | Refused):
             LOG.error("A race failed: %r", error, exc_info=error)
-        frames.put_nowait(Frame({"message": fault_of(error).message}, "error"))
+        message = str(error) if isinstance(error, DsparkError) else fault_of(error).message
+        frames.put_nowait(Frame({"message": message}, "error"))
     finally:
         frames.put_nowait(None)
 
@@ -122,11 +127,26 @@ def check_arms(parts: Parts, arms: Sequence[Drafting]) -> None:
             )
 
 
+async def check_prompt(swap: Swap, loaded: Loaded, body: RaceBody) -> None:
+    """Raises RequestError or ContextOverflow where the loaded model cannot answer the prompt."""
+    session = loaded.model.session
+    encode = partial(encode_prompt, session.tokenizer, body.prompt, system=body.system)
+    ids = await swap.host.rendered(encode)
+    if 0 < loaded.model.context <= len(ids):
+        raise ContextOverflow(len(ids), loaded.model.context)
+
+
+def _beyond(loaded: Loaded, arm: Drafting) -> str:
+    cap = cast(MaxDraft, arm.max_draft)
+    return beyond(variant(loaded.parts, loaded.loading, arm.mode, cap), cap, "cap")
+
+
 def _raced(loaded: Loaded, body: RaceBody, teller: _Teller) -> None:
     parts = loaded.parts
     named = [Drafting(parts.mode, arm.max_draft) if arm.mode == "auto" else arm for arm in arms_of(body)]
     arms = {label_of(arm): session_of(parts, loaded.loading, arm) for arm in named}
-    teller.tell("start", model=parts.name, arms=list(arms))
+    warnings = [told for arm in named if (told := _beyond(loaded, arm))]
+    teller.tell("start", model=parts.name, arms=list(arms), warnings=warnings)
     outcome = run_race(
         arms,
         session_of(parts, loaded.loading, Drafting(CONTROL)),

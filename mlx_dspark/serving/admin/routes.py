@@ -9,7 +9,14 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from mlx_dspark.foundation.errors import DownloadError, DsparkError, LoadCancelled, ModelNotFound, UsageError
+from mlx_dspark.foundation.errors import (
+    DownloadError,
+    DsparkError,
+    EngineLost,
+    LoadCancelled,
+    ModelNotFound,
+    UsageError,
+)
 from mlx_dspark.foundation.settings import DEFAULT_MODEL
 from mlx_dspark.serving.admin.body import (
     CancelBody,
@@ -21,15 +28,15 @@ from mlx_dspark.serving.admin.body import (
     refuse_unknown,
     settings_of,
 )
-from mlx_dspark.serving.admin.race import check_arms, race
+from mlx_dspark.serving.admin.race import check_arms, check_prompt, race
 from mlx_dspark.serving.admin.swap import Swap, refuse_ranks
 from mlx_dspark.serving.admin.threads import in_mlx_thread
 from mlx_dspark.serving.dialects.base import json_bytes
-from mlx_dspark.serving.faults import refused
+from mlx_dspark.serving.faults import STATUS, Refused, refused
 from mlx_dspark.serving.observe.sse import sse
 
 _STATUS: Mapping[type[DsparkError], int] = MappingProxyType(
-    {ModelNotFound: 404, DownloadError: 502, LoadCancelled: 409, UsageError: 400}
+    {ModelNotFound: 404, DownloadError: 502, LoadCancelled: 409, UsageError: 400, EngineLost: 503}
 )
 _UNFIT = 422
 _STOPS = 10.0
@@ -63,8 +70,7 @@ def _add_changes(app: FastAPI, swap: Swap) -> None:
         try:
             await swap.load(loading, settings)
         except DsparkError as error:
-            status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), _UNFIT)
-            raise refused("invalid_request", str(error), field=error.field, status=status) from error
+            raise _refusal(error) from error
         return _json(status_of(swap))
 
     async def cancel(body: CancelBody) -> Response:
@@ -73,6 +79,7 @@ def _add_changes(app: FastAPI, swap: Swap) -> None:
         names = swap.names
         stopping = swap.cancel()
         stopped = stopping and await swap.settled(_STOPS)
+        stopping = swap.cancelled if stopped else stopping
         removed = await in_mlx_thread(lambda: _cleaned(names)) if stopped and body.cleanup else 0
         return _json({"cancelled": stopping, "removed_bytes": removed} | status_of(swap))
 
@@ -80,7 +87,10 @@ def _add_changes(app: FastAPI, swap: Swap) -> None:
         """Let go of the model when the answers under way are complete; the server stays."""
         refuse_unknown(body)
         refuse_ranks()
-        return _json({"unloaded": await swap.unload()} | status_of(swap))
+        try:
+            return _json({"unloaded": await swap.unload()} | status_of(swap))
+        except DsparkError as error:
+            raise _refusal(error) from error
 
     async def compete(body: RaceBody) -> Response:
         """Ways to draft side by side on one prompt, as server-sent events."""
@@ -90,6 +100,7 @@ def _add_changes(app: FastAPI, swap: Swap) -> None:
         if swap.host.loaded is None:
             raise refused("overloaded", "No model is loaded that a race could use.")
         check_arms(swap.host.loaded.parts, arms)
+        await check_prompt(swap, swap.host.loaded, body)
         return sse(race(swap, body))
 
     load.__annotations__ = {"body": LoadBody, "return": Response}
@@ -165,6 +176,12 @@ def models_json(loaded: str | None) -> dict[str, Any]:
         "memory_bytes": None if have is None else have.bytes,
         "bandwidth_gb_s": round(bandwidth_here().rate / 1e9, 2),
     }
+
+
+def _refusal(error: DsparkError) -> Refused:
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), _UNFIT)
+    kind = "overloaded" if status == STATUS["overloaded"] else "invalid_request"
+    return refused(kind, str(error), field=error.field, status=status)
 
 
 def _cleaned(names: tuple[str, ...]) -> int:

@@ -20,6 +20,7 @@ import mlx.core as mx
 
 from mlx_dspark.calibration.bandwidth import bandwidth_here
 from mlx_dspark.foundation.errors import DsparkError, EngineLost, LoadCancelled
+from mlx_dspark.foundation.numbers import brief
 from mlx_dspark.foundation.ranks import launched_rank
 from mlx_dspark.foundation.serve_settings import ServeSettings
 from mlx_dspark.foundation.settings import DEFAULT_MODEL, LoadSettings
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 Note = Callable[[str], None]
 
+_LOAD = "load"
 _LATE: tuple[Phase, ...] = ("restoring", "racing")
 """What is not stopped once it has begun."""
 
@@ -48,7 +50,8 @@ class _Stop(BaseException):
 
 class Swap:
     """Changes the host's model; used on the host's event loop. `started` is what the server was started
-    with, `failure` what was said of the last load that failed, `names` what the last load named."""
+    with, `failure` what was said of the last load that failed, `cancelled` whether the last load ended so,
+    `names` what the last load named."""
 
     def __init__(self, host: Host, started: tuple[LoadSettings, ServeSettings]) -> None:
         self.host = host
@@ -56,7 +59,10 @@ class Swap:
         self.failure = ""
         self.names: tuple[str, ...] = ()
         self._progress: Progress | None = None
+        self.cancelled = False
         self._stop = Event()
+        self._change = ""
+        self._first = False
         self._task: asyncio.Task[Any] | None = None
 
     @property
@@ -72,21 +78,21 @@ class Swap:
 
         Goes on when whoever waits for it does not.
         """
-        await self._only(self._load(loading, settings))
+        await self._only(_LOAD, self._load(loading, settings))
 
     async def load_first(self, progress: Progress | None, note: Note) -> None:
         """Load what the server was started with; `progress` and `note` are told of it, as the host is."""
-        self._progress = progress
+        self._progress, self._first = progress, True
         try:
             await self.load(*self.started)
         finally:
-            self._progress = None
+            self._progress, self._first = None, False
         for warning in self.host.warnings:
             note(warning)
 
     async def unload(self) -> bool:
         """Let go of the model; False where there was none."""
-        return await self._only(self._unload())
+        return await self._only("unloading", self._unload())
 
     @asynccontextmanager
     async def exclusively(self) -> AsyncIterator[Loaded]:
@@ -97,6 +103,7 @@ class Swap:
         if self.busy:
             raise _busy()
         begun, over = asyncio.Event(), asyncio.Event()
+        self._change = "race"
         self._task = asyncio.create_task(self._lend(loaded, begun, over))
         waiting = asyncio.create_task(begun.wait())
         await asyncio.wait({self._task, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -112,10 +119,15 @@ class Swap:
     def cancel(self) -> bool:
         """Ask the load under way to stop; False where there is none that can be."""
         stage = self.host.stage
-        if not self.busy or stage is None or stage.phase in _LATE:
+        if not self.busy or self._change != _LOAD or stage is None or stage.phase in _LATE:
             return False
         self._stop.set()
         return True
+
+    def stop(self) -> None:
+        """Ask whatever change is under way to stop: the server is about to end."""
+        if self.busy:
+            self._stop.set()
 
     async def settled(self, seconds: float) -> bool:
         """Wait for the change under way; False where it takes longer."""
@@ -126,10 +138,11 @@ class Swap:
 
     # how it is done ------------------------------------------------------------------------------
 
-    async def _only(self, change: Any) -> Any:
+    async def _only(self, what: str, change: Any) -> Any:
         if self.busy:
             change.close()
             raise _busy()
+        self._change = what
         self._task = asyncio.create_task(change)
         self._task.add_done_callback(_retrieved)
         return await asyncio.shield(self._task)
@@ -137,7 +150,7 @@ class Swap:
     async def _load(self, loading: LoadSettings, settings: ServeSettings) -> None:
         name = str(loading.model or DEFAULT_MODEL)
         self._stop.clear()
-        self.failure = ""
+        self.failure, self.cancelled = "", False
         named = (loading.model, loading.drafter, loading.draft_model)
         self.names = tuple(str(each) for each in named if each is not None)
         old: Loaded | None = self.host.loaded
@@ -155,7 +168,9 @@ class Swap:
         except Exception as error:
             await self._undo(kept)
             told = self._told(error, name)
-            self.failure = str(told)
+            self.failure, self.cancelled = str(told), isinstance(told, LoadCancelled)
+            if self._first and isinstance(told, DsparkError):
+                raise told from error
             log_event("load failed", WARNING, model=name, error=self.failure)
             raise told from error
         finally:
@@ -176,13 +191,14 @@ class Swap:
         model = self.host.model
         now = "No model is loaded." if model is None else f"{model.session.name} goes on answering."
         if isinstance(error, DsparkError):
-            error.next_step = f"{error.next_step} {now}".strip()
-            error.args = (f"{error.sentence} {error.next_step}".strip(),)
+            error.args = (f"{error.without_listings} {now}".strip(),)
             return error
         if isinstance(error, Refused):
             return error
         LOG.error("Loading %s failed: %r", name, error, exc_info=error)
-        return Refused(Fault("server", f"{name} could not be loaded; the server's log says why. {now}"))
+        return Refused(
+            Fault("server", f"{brief(name)} could not be loaded; the server's log says why. {now}")
+        )
 
     async def _release(self, name: str, closed: str) -> None:
         """Wait for the answers under way, then let go of the model. Raises LoadCancelled while it waits."""
@@ -218,7 +234,11 @@ class Swap:
             return load_model(loading, settings, tell, notes.append)
 
         self._step(phase, name)
-        self.host.take(await self._run(work), notes)
+        loaded: Loaded = await self._run(work)
+        if self._stop.is_set():
+            await asyncio.to_thread(loaded.model.close)
+        self._check()
+        self.host.take(loaded, notes)
 
     async def _unload(self) -> bool:
         if self.host.model is None:
@@ -251,7 +271,7 @@ class Swap:
         try:
             return await in_mlx_thread(work)
         except _Stop:
-            raise _cancelled() from None
+            raise self._cancelled() from None
 
     def _telling(self, step: Callable[..., None]) -> Progress:
         """Takes the progress of the thread that loads to the loop; stops that thread where that is asked."""
@@ -282,7 +302,11 @@ class Swap:
 
     def _check(self) -> None:
         if self._stop.is_set():
-            raise _cancelled()
+            raise self._cancelled()
+
+    def _cancelled(self) -> LoadCancelled:
+        kept = "What was fetched is kept." if self._change == _LOAD else ""
+        return LoadCancelled(f"The {self._change} was cancelled.", kept)
 
 
 def refuse_ranks() -> None:
@@ -308,10 +332,6 @@ def _busy() -> Refused:
         status=409,
         headers={"retry-after": "5"},
     )
-
-
-def _cancelled() -> LoadCancelled:
-    return LoadCancelled("The load was cancelled.", "What was fetched is kept.")
 
 
 def _retrieved(task: asyncio.Task[Any]) -> None:

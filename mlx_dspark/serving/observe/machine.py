@@ -10,12 +10,18 @@ from mlx_dspark.calibration.roofline import Judged, Traffic, ceiling, judge
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.serving.host import Host
 from mlx_dspark.serving.loading import Loaded
+from mlx_dspark.session.calibrate import UNWANTED
 from mlx_dspark.session.result import Result
 from mlx_dspark.session.session import Session
 from mlx_dspark.session.traffic import traffic_of
 
 _SHALLOW = 512
 """Tokens of text at which plain rounds are compared with the ceiling where none is known."""
+
+
+_NO_MODEL = "No model is loaded."
+_NOTHING_TO_MEASURE = "There is nothing to measure: nobody drafts, or several processes share the model."
+_UNASKED = "Costs are measured where the cap is not pinned, or calibrate is set; load the model so."
 
 
 def machine_json(host: Host, loaded: Loaded | None) -> dict[str, Any]:
@@ -91,8 +97,9 @@ def calibration_json(session: Session | None) -> dict[str, Any]:
     was measured most."""
     known = None if session is None else session.calibration
     if known is None:
-        return {"available": False, "reason": "No model is loaded." if session is None else "Nobody asked."}
-    told: dict[str, Any] = {"available": known.curves is not None, "reason": known.reason, "key": known.key}
+        return {"available": False, "reason": _NO_MODEL if session is None else _NOTHING_TO_MEASURE}
+    reason = _UNASKED if known.reason == UNWANTED else known.reason
+    told: dict[str, Any] = {"available": known.curves is not None, "reason": reason, "key": known.key}
     curves = known.curves
     if curves is None:
         return told
