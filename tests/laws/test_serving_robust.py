@@ -249,6 +249,7 @@ def test_one_of_several_answers_that_fails_cancels_the_others() -> None:
     def failing(_: GenerateRequest, said: int) -> None:
         if said == 2 and next(failures, False):
             raise RuntimeError("one")
+        time.sleep(0.005)
 
     engine = ScriptedEngine(LONG, step=1, before=failing)
     with scripted(engine) as url:
