@@ -124,7 +124,7 @@ def test_bodies_that_nobody_should_send_are_refused_and_change_nothing(
     server: tuple[httpx.Client, Swap, Path], path: str
 ) -> None:
     client, swap, _ = server
-    first, model = answered(client), swap.host.model
+    first, loaded = answered(client), swap.host.loaded
     names = st.sampled_from([*LoadBody.model_fields, "prompt", "arms", "max_tokens", "cleanup", "x"])
 
     @settings(max_examples=BODIES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -138,7 +138,9 @@ def test_bodies_that_nobody_should_send_are_refused_and_change_nothing(
             assert told.json()["error"]["message"]
 
     check()
-    assert swap.host.model is model
+    assert loaded is not None
+    assert swap.host.loaded is not None
+    assert swap.host.loaded.parts is loaded.parts
     assert answered(client) == first
 
 
