@@ -102,10 +102,11 @@ def serve(
 
 
 def _refuse_unused(loading: LoadSettings) -> None:
-    """Raises UsageError for what only a model that is loaded at the start would heed."""
+    """Raises UsageError for what only a model that is loaded at the start would heed; what is switched off is
+    off without one."""
     for knob in LoadSettings.knobs():
         value = getattr(loading, knob.name)
-        if knob.name not in KEPT and value != knob.default:
+        if knob.name not in KEPT and value is not False and value != knob.default:
             raise UsageError(
                 f"{knob.name} is {brief(str(value))}, and no_model starts the server with nothing loaded.",
                 "Leave one of the two out; /admin/load takes this setting with its model.",

@@ -50,7 +50,14 @@ def test_a_free_port_is_told_to_whoever_waits_for_it() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"drafter": "/nope"}, {"mode": "dflash"}, {"max_draft": 3}, {"kv_bits": 8}, {"calibrate": True}],
+    [
+        {"drafter": "/nope"},
+        {"mode": "dflash"},
+        {"max_draft": 3},
+        {"max_draft": 0},
+        {"kv_bits": 8},
+        {"calibrate": True},
+    ],
 )
 def test_no_model_takes_no_setting_that_it_would_ignore(setting: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as refused:
