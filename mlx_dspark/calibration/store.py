@@ -20,7 +20,7 @@ from typing import Any
 from mlx_dspark.calibration.shape import with_rows
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.errors import BadCurves
-from mlx_dspark.foundation.json_file import renew, set_aside
+from mlx_dspark.foundation.json_file import aside_of, renew, set_aside
 from mlx_dspark.foundation.numbers import is_finite, is_whole
 
 SCHEMA = 1
@@ -143,6 +143,23 @@ class CalibrationStore:
         except _DAMAGE:
             return "it is damaged, or of another version"
         return ""
+
+    def damage(self, key: str) -> str:
+        """What is damaged that a measurement of this key takes the place of; empty where nothing is."""
+        try:
+            content = self._content()
+        except OSError:
+            return ""
+        except _DAMAGE:
+            aside = aside_of(self.file)
+            return f"{self.file} was damaged, or of another version, and is set aside as {aside}"
+        recorded = content["entries"]
+        damaged = key in recorded and _entry(key, recorded[key]) is None
+        return f"what {self.file} held of this pair was damaged" if damaged else ""
+
+    def damaged_entries(self) -> int:
+        """How many entries cannot be read."""
+        return sum(_entry(key, entry) is None for key, entry in self._read()["entries"].items())
 
     # the file ------------------------------------------------------------------------------------
 

@@ -13,11 +13,12 @@ from mlx_dspark.calibration.store import CalibrationStore
 from mlx_dspark.cli.curve_picture import save_curves
 from mlx_dspark.cli.curves import cap_table, summary, told, verify_table
 from mlx_dspark.cli.ranks import refuse_ranks
-from mlx_dspark.cli.show import Progress, note
+from mlx_dspark.cli.show import Progress, count, note
 from mlx_dspark.cli.streams import require_output
 from mlx_dspark.foundation.calibrate_settings import CalibrateSettings
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.json_file import aside_of
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.foundation.pictures import check_picture
 from mlx_dspark.foundation.settings import LoadSettings, from_environment
@@ -81,6 +82,14 @@ def _show(own: CalibrateSettings, loading: LoadSettings) -> int:
         for entry in store.entries()
         if entry.about.get("target") == mark
     ]
+    if trouble := store.trouble():
+        raise UsageError(
+            f"{store.file} cannot be read: {trouble}.",
+            f"Leave --show out to measure anew; a damaged file is then set aside as {aside_of(store.file)}.",
+            field="show",
+        )
+    if damaged := store.damaged_entries():
+        note(f"mlx-dspark: {store.file}: of what it holds, {count(damaged, 'measurement')} cannot be read.")
     if not known:
         raise UsageError(
             f"Nothing is known of {found.name} in {store.file}.",

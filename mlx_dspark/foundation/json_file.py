@@ -31,6 +31,11 @@ def renew(file: Path, content: Callable[[], object], *, patience: float = WAIT_F
 
 
 def set_aside(file: Path) -> None:
-    """Rename a damaged file to `*.damaged`, where that can be done."""
+    """Rename a damaged file to `aside_of`, where that can be done."""
     with suppress(OSError):
-        file.replace(file.with_suffix(f"{file.suffix}.damaged"))
+        file.replace(aside_of(file))
+
+
+def aside_of(file: Path) -> Path:
+    """`*.damaged`: where a damaged file goes."""
+    return file.with_suffix(f"{file.suffix}.damaged")

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-from mlx_dspark.calibration.store import CalibrationStore
+from mlx_dspark.calibration.store import CalibrationStore, Entry
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.events import RoundReport
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mlx_dspark.session.pair import Parts
     from mlx_dspark.targets.dense.target import DenseTarget
 
-MEASURING = "measuring what drafts cost here, once for this pair"
+MEASURING = "measuring what drafts cost here"
 BUDGET = {"cpu": 12.0, "gpu": 6.0}
 """Seconds that a measurement may take, by device."""
 OFF, UNWANTED = "switched off", "not known, and nobody asked"
@@ -193,9 +193,19 @@ def _found(parts: Parts, facts: Mapping[str, str], asked: Insist, progress: Prog
             return Calibration(None, UNWANTED, key)
         if wait := store.waiting(key):
             known = entry.curves if entry is not None and not entry.stale else None
+            stale = entry.curves if entry is not None and entry.stale else None
             again = f"the last try was not believed, and the next is due in {max(1, round(wait / 60))} min"
-            return Calibration(known, again, key, store=store)
-    return _kept(_measured(parts, progress), store, key, facts)
+            return Calibration(known, again, key, doubtful=stale, store=store)
+    doing, damage = _doing(entry), store.damage(key)
+    return _kept(_measured(parts, progress, doing), store, key, facts, damage)
+
+
+def _doing(entry: Entry | None) -> str:
+    """What is told while it is measured, and why where that is not the first time."""
+    if entry is None:
+        return f"{MEASURING}, once for this pair"
+    why = entry.outdated(time())
+    return f"{MEASURING} anew" + (f": {why}" if why else "")
 
 
 def pinned(max_draft: MaxDraft) -> bool:
@@ -203,7 +213,7 @@ def pinned(max_draft: MaxDraft) -> bool:
     return isinstance(max_draft, int)
 
 
-def _measured(parts: Parts, progress: Progress | None) -> Measured | str:
+def _measured(parts: Parts, progress: Progress | None, doing: str) -> Measured | str:
     """The measurement, or why there is none."""
     import mlx.core as mx
 
@@ -213,22 +223,22 @@ def _measured(parts: Parts, progress: Progress | None) -> Measured | str:
     from mlx_dspark.session.timing import timed_rounds
 
     report = progress or silent
-    report(LoadProgress(MEASURING, 0.0))
+    report(LoadProgress(doing, 0.0))
     assert parts.drafter is not None
     try:
         timer = timed_rounds(parts.target, parts.drafter)
         plan = pair_plan(timer.most, timer.depths, context=parts.target.spec.context)
         budget = BUDGET[mx.default_device().type.name]
-        return measure(
-            timer, plan, budget=budget, progress=lambda part: report(LoadProgress(MEASURING, part))
-        )
+        return measure(timer, plan, budget=budget, progress=lambda part: report(LoadProgress(doing, part)))
     except Exception as error:  # noqa: BLE001
         return f"measuring failed, {type(error).__name__}: {error}"
     finally:
         mx.clear_cache()
 
 
-def _kept(found: Measured | str, store: CalibrationStore, key: str, facts: Mapping[str, str]) -> Calibration:
+def _kept(
+    found: Measured | str, store: CalibrationStore, key: str, facts: Mapping[str, str], damage: str
+) -> Calibration:
     if isinstance(found, str):
         store.refuse(key)
         return Calibration(None, found, key)
@@ -236,5 +246,5 @@ def _kept(found: Measured | str, store: CalibrationStore, key: str, facts: Mappi
         store.refuse(key)
         return Calibration(None, found.refusal, key, found.seconds, doubtful=found.curves)
     obstacle = store.remember(key, found.curves, facts)
-    reason = f"not remembered: {obstacle}" if obstacle else "measured"
+    reason = f"not remembered: {obstacle}" if obstacle else damage or "measured"
     return Calibration(found.curves, reason, key, found.seconds, store=store)

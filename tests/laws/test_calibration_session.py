@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -82,7 +83,7 @@ def curves_of(session: mlx_dspark.Session) -> CostCurves:
 def test_a_pair_is_measured_once(home: Path, cache: Path, costs: Costs) -> None:
     told: list[str] = []
     first = mlx_dspark.load(home / "model", progress=lambda step: told.append(step.message))
-    assert calibrate.MEASURING in told
+    assert f"{calibrate.MEASURING}, once for this pair" in told
     assert first.calibration is not None
     assert first.calibration.reason == "measured"
     assert curves_of(first).round_seconds(7, source="lookup") == pytest.approx(0.01 + 9e-3 + 1e-3)
@@ -207,6 +208,60 @@ def test_live_rounds_that_disagree_have_the_pair_measured_anew(home: Path, cache
     assert costs.runs > runs
     assert healed.verify_seconds(1) == pytest.approx(0.011)
     assert next(iter(CalibrationStore(cache).entries())).stale == ""
+
+
+def test_a_stale_entry_is_measured_anew_and_serves_where_that_is_not_believed(
+    home: Path, cache: Path, costs: Costs
+) -> None:
+    first = curves_of(mlx_dspark.load(home / "model"))
+    store = CalibrationStore(cache)
+    entry = next(iter(store.entries()))
+    store.mark_stale(entry.key, entry.curves.measured_at, "rounds took longer")
+    costs.scale = lambda n: 1.0 + (n % 7) / 3
+    told: list[str] = []
+    mlx_dspark.load(home / "model", progress=lambda step: told.append(step.message))
+    assert f"{calibrate.MEASURING} anew: rounds took longer" in told
+    later = mlx_dspark.load(home / "model").calibration
+    assert later is not None
+    assert str(later).startswith("costs in doubt: the last try was not believed")
+    assert (later.curves, later.usable) == (None, first)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "a list": lambda file: file.write_text("[]"),
+    "not JSON": lambda file: file.write_text("{"),
+    "curves that are text": lambda file: file.write_text(
+        re.sub(r'"curves": {', '"curves": "x", "y": {', file.read_text())
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_told_and_mended(
+    damage: str, home: Path, cache: Path, costs: Costs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    curves_of(mlx_dspark.load(home / "model"))
+    file = CalibrationStore(cache).file
+    DAMAGES[damage](file)
+    assert run(["calibrate", str(home / "model"), "--show"]) == 2
+    said = capsys.readouterr().err
+    whole = damage.startswith("curves")
+    assert str(file) in said
+    assert ("1 measurement cannot be read" if whole else f"set aside as {file}.damaged") in said
+    mended = mlx_dspark.load(home / "model")
+    assert curves_of(mended)
+    assert f"{file} {'held of this pair was damaged' if whole else 'was damaged'}" in str(mended.calibration)
+    assert Path(f"{file}.damaged").exists() != whole
+    assert str(mlx_dspark.load(home / "model").calibration) == ""
+
+
+def test_a_folder_in_the_files_place_is_told(
+    home: Path, cache: Path, costs: Costs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    CalibrationStore(cache).file.mkdir()
+    assert run(["calibrate", str(home / "model"), "--show"]) == 2
+    assert f"{CalibrationStore(cache).file} cannot be read: Is a directory" in capsys.readouterr().err
+    assert "Is a directory" in str(mlx_dspark.load(home / "model").calibration)
 
 
 def test_a_batch_is_measured_when_it_first_forms(home: Path, cache: Path, costs: Costs) -> None:
