@@ -5,9 +5,9 @@
     python benchmarks/kernel_bars.py --only pair pair8b
 
 Kernels are those that a load of the model would use here: the first load tries them, which takes up to 90
-seconds more and is remembered; `--no-wide-gemm` leaves out those that no piece here is about. MLX's own modules
-run beside them in one process, by turns. A piece ends after `--seconds`, or at an interrupt, with what it has;
-all of it is printed as JSON at the end.
+seconds more and is remembered; `--no-wide-gemm` leaves out those that no piece here is about. MLX's own
+modules run beside them in one process, by turns. A piece ends after `--seconds`, or at an interrupt, with
+what it has; all of it is printed as JSON at the end.
 
 forward    milliseconds of one forward by width after 512 tokens, Qwen3-8B's shape with random weights;
            `floor` is the time in which a copy reads and writes as many bytes as the weights have
