@@ -112,16 +112,18 @@ _SLICE = {
 SLICE_LAYERS = 8
 
 
-def target_of_shape(name: str, *, bits: int, slim: bool = False) -> DenseTarget:
+def target_of_shape(name: str, *, bits: int, slim: bool = False, **changes: Any) -> DenseTarget:
     """A bfloat16 target of this shape with random weights in `bits` bits.
 
-    `slim` is for trying a script anywhere: a few narrow layers in float32, whose times say nothing.
+    `slim` is for trying a script anywhere: a few narrow layers in float32, whose times say nothing. `changes`
+    are made to the config last.
     """
     config = dict(SHAPES[name])
     if slim:
         config.update({key: value for key, value in _SLICE.items() if key in config})
         config["num_hidden_layers"] = SLICE_LAYERS
         config.update({key: config[key][:SLICE_LAYERS] for key in _BY_LAYER if key in config})
+    config.update(changes)
     model = empty_model(config)
     assert model is not None, f"mlx-lm builds no model of the shape {name}"
     if not slim:

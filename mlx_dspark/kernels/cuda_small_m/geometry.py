@@ -64,26 +64,41 @@ class Geometry(NamedTuple):
 
 
 LAST = Geometry(1, 4, 2, 1, 1)
-"""Takes little of everything: for devices that refuse the others."""
+"""Takes little of everything: of matrices with few inputs, for devices that refuse the others."""
+
+NARROW = (Geometry(1, 4, 3, 1, 4), Geometry(1, 4, 2, 1, 2), LAST)
+BYTES = (
+    Geometry(1, 8, 3, 2, 1, hold=True),
+    Geometry(1, 8, 2, 2, 1, hold=True),
+    Geometry(1, 8, 2, 2, 2),
+    Geometry(1, 8, 2, 2, 1),
+)
+HELD, ONE, TWO, SMALLEST = (
+    Geometry(2, 8, 3, 2, 1, hold=True),
+    Geometry(1, 8, 3, 2, 2),
+    Geometry(2, 8, 2, 2, 2),
+    Geometry(1, 8, 2, 2, 1),
+)
 
 
 def ways(shape: MatrixShape, rows: int) -> Sequence[Geometry]:
-    """Best guess first. All but the last add in one order for every number of rows."""
+    """Best guess first, the smallest last; at most four. All add in one order for every number of rows."""
     columns = -(-rows // 8)
     if shape.inputs < 2048:
-        offered = [Geometry(1, 4, 3, 1, 4), Geometry(1, 4, 2, 1, 2)]
-    elif shape.bits == 4:
-        offered = [
-            Geometry(2, 8, 2, 4, 1, hold=True),
-            Geometry(1, 8, 2, 4, 1, hold=True),
-            Geometry(2, 8, 2, 4, 1),
-            Geometry(1, 8, 2, 4, 1),
-        ]
+        offered = NARROW
+    elif shape.bits == 8:
+        offered = BYTES
     else:
-        offered = [
-            Geometry(1, 8, 3, 2, 1, hold=True),
-            Geometry(1, 8, 2, 2, 1, hold=True),
-            Geometry(1, 8, 2, 2, 2),
-            Geometry(1, 8, 2, 2, 1),
-        ]
-    return [each for each in (*offered, LAST) if each.fits(shape, columns)]
+        offered = (*_nibbles(shape, rows), SMALLEST)
+    return [each for each in offered if each.fits(shape, columns)]
+
+
+def _nibbles(shape: MatrixShape, rows: int) -> tuple[Geometry, ...]:
+    """For 4 bits, by how many sets of outputs a block gets and how much of x it would hold."""
+    if shape.outputs < shape.inputs:
+        return ONE, TWO
+    if shape.outputs == shape.inputs:
+        return TWO, HELD, ONE
+    if shape.outputs >= 16 * shape.inputs:
+        return (TWO, HELD, ONE) if rows == 1 else (HELD, TWO, ONE)
+    return (HELD, ONE, TWO) if rows == 1 else (ONE, TWO, HELD)
