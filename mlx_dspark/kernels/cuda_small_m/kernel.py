@@ -16,7 +16,7 @@ from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.cuda_small_m import cases
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
 from mlx_dspark.kernels.framework.kernel import Case
-from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product, ulp
+from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product, stock_product, ulp
 
 Factory = Callable[..., Any]
 
@@ -163,17 +163,7 @@ class CudaSmallM:
         return product(inputs.x, inputs.source, geometry, self._factory)
 
     def stock(self, inputs: Inputs) -> mx.array:
-        x, source = inputs
-        assert source.scales is not None
-        return mx.quantized_matmul(
-            x,
-            source.weight,
-            source.scales,
-            source.biases,
-            transpose=True,
-            group_size=source.group_size,
-            bits=source.bits,
-        )
+        return stock_product(inputs.x, inputs.source)
 
     def reference(self, inputs: Inputs) -> NDArray[np.float32]:
         return exact_product(inputs.x, inputs.source)

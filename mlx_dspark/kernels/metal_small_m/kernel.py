@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.framework.kernel import Case
-from mlx_dspark.kernels.framework.shapes import MatrixShape, ulp
+from mlx_dspark.kernels.framework.shapes import MatrixShape, stock_product, ulp
 from mlx_dspark.kernels.metal_small_m import cases
 from mlx_dspark.kernels.metal_small_m.cases import MOST_ROWS, SmallMGeometry, row_tiles
 from mlx_dspark.kernels.metal_small_m.reference import SmallM, product
@@ -82,17 +82,7 @@ class MetalSmallM:
         return made[0]
 
     def stock(self, inputs: SmallM) -> mx.array:
-        source = inputs.source
-        assert source.scales is not None
-        return mx.quantized_matmul(
-            inputs.x,
-            source.weight,
-            source.scales,
-            source.biases,
-            transpose=True,
-            group_size=source.group_size,
-            bits=source.bits,
-        )
+        return stock_product(inputs.x, inputs.source)
 
     def reference(self, inputs: SmallM) -> NDArray[np.float32]:
         return product(inputs)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.framework.kernel import Case, Geometry
-from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product, ulp
+from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product, stock_product, ulp
 
 WIDTHS = (64, 128, 512, 2048)
 """Rows of chunks of a prompt, and of several prompts."""
@@ -68,17 +68,7 @@ class WideGemm:
         return x @ _whole(source).T
 
     def stock(self, inputs: Wide) -> mx.array:
-        source = inputs.source
-        assert source.scales is not None
-        return mx.quantized_matmul(
-            inputs.x,
-            source.weight,
-            source.scales,
-            source.biases,
-            transpose=True,
-            group_size=source.group_size,
-            bits=source.bits,
-        )
+        return stock_product(inputs.x, inputs.source)
 
     def reference(self, inputs: Wide) -> NDArray[np.float32]:
         return exact_product(inputs.x, inputs.source)
