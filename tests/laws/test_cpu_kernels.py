@@ -512,3 +512,18 @@ def test_rearranging_a_matrix_takes_little_beside_the_new_one(bits: int) -> None
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak <= 1.3 * held.nbytes
+
+
+def test_a_way_far_behind_at_both_widths_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = {"near": (1.0, 9.0), "far": (9.0, 90.0), "mixed": (9.0, 9.0)}
+    turns: list[str] = []
+
+    def pass_ms(samples: object, matrices: list[str], width: int) -> float:
+        turns.append(matrices[0])
+        return cost[matrices[0]][width > 1]
+
+    monkeypatch.setattr(race, "_pass_ms", pass_ms)
+    one = [quantized(32, 64, 4, 32)]
+    timings = race.measure(one, {name: lambda source, name=name: name for name in cost})  # type: ignore[misc]
+    assert {timing.name: timing.verify_ms for timing in timings} == {"near": 9.0, "far": 90.0, "mixed": 9.0}
+    assert {name: turns.count(name) for name in cost} == {"near": 7, "far": 3, "mixed": 7}
