@@ -19,12 +19,13 @@ from mlx.utils import tree_unflatten
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.kernels import race
 from mlx_dspark.kernels.base import Floats, Source, Way
+from mlx_dspark.kernels.cpu_check import fault
 from mlx_dspark.kernels.cpu_dense.matrix import Dense
 from mlx_dspark.kernels.cpu_small.modules import host_module
 from mlx_dspark.kernels.framework.live import LiveKernels
 from mlx_dspark.kernels.framework.shapes import MatrixShape
 from mlx_dspark.kernels.modules import HeldEmbedding, HeldLinear
-from mlx_dspark.kernels.race import RaceMemory, Timing
+from mlx_dspark.kernels.race import RaceMemory, Timing, Wrong
 
 STOCK = "stock"
 CHOICES = ("blocks", "dense", STOCK)
@@ -95,6 +96,9 @@ def install_cpu_weights(
     }
     ways, absent = _ways(sources)
     if choice is not None:
+        if choice in ways and (wrong := fault(ways[choice], list(sources.values()))):
+            absent[choice] = wrong
+            del ways[choice]
         if choice not in (*ways, STOCK):
             raise UsageError(
                 f"The CPU weights cannot be held as {choice!r}: {absent[choice]}.",
@@ -103,7 +107,8 @@ def install_cpu_weights(
             )
         chosen, reason, timings = choice, "pinned", ()
     else:
-        chosen, reason, timings = _race(list(sources.values()), ways, cache_dir, progress)
+        chosen, reason, timings, wrong = _race(list(sources.values()), ways, cache_dir, progress)
+        absent |= wrong
     shapes = tuple(dict.fromkeys(filter(None, map(_shape, sources.values()))))
     left = _install(model, sources, ways[chosen]) if chosen in ways else {}
     model.set_dtype(mx.float32)
@@ -153,21 +158,29 @@ def _race(
     ways: dict[str, Way],
     cache_dir: Path,
     progress: Callable[[str], None] | None,
-) -> tuple[str, str, tuple[Timing, ...]]:
+) -> tuple[str, str, tuple[Timing, ...], dict[str, str]]:
     if not any(way.refusal(source) is None for way in ways.values() for source in sources):
-        return STOCK, "no matrix that another way could hold", ()
+        return STOCK, "no matrix that another way could hold", (), {}
     memory = RaceMemory(cache_dir)
     key = race.race_key(sources, {name: way.version for name, way in ways.items()})
-    timings = memory.recall(key, (STOCK, *ways))
+    raced = memory.recall(key, (STOCK, *ways))
     reason = "remembered"
-    if timings is None:
+    if raced is None:
         if progress is not None:
             progress("measuring how this processor multiplies the weights best")
-        offered = {name: _holder(way) for name, way in ways.items()}
-        timings = race.measure(sources, {STOCK: _stock, **offered})
-        obstacle = memory.remember(key, timings)
+        faults = {name: fault(way, sources) for name, way in ways.items()}
+        wrong = [Wrong(name, why) for name, why in faults.items() if why]
+        offered = {name: _holder(way) for name, way in ways.items() if not faults[name]}
+        raced = [*race.measure(sources, {STOCK: _stock, **offered}), *wrong]
+        obstacle = memory.remember(key, raced)
         reason = f"measured, not remembered: {obstacle}" if obstacle else "measured"
-    return race.fastest(timings, STOCK), reason, tuple(timings)
+    timings = tuple(each for each in raced if isinstance(each, Timing))
+    return (
+        race.fastest(timings, STOCK),
+        reason,
+        timings,
+        {each.name: each.wrong for each in raced if isinstance(each, Wrong)},
+    )
 
 
 def _holder(way: Way) -> Callable[[Source], race.Multiply]:

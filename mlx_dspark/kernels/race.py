@@ -28,6 +28,7 @@ VERSION = 1
 PREFILL_WIDTH = 32
 _REPEATS = 3
 _COPIES = 4
+_HOPELESS = 4
 _SAMPLE_WEIGHTS = 1 << 21
 _OUTPUTS_MULTIPLE = 64
 
@@ -47,6 +48,17 @@ class Timing:
     def score(self) -> float:
         """A plain step and a verified one weigh the same: the geometric mean."""
         return (self.plain_ms * self.verify_ms) ** 0.5
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A way that did not race, and what it computes wrong on this machine."""
+
+    name: str
+    wrong: str
+
+
+Raced = Timing | Wrong
 
 
 def fastest(timings: Sequence[Timing], home: str) -> str:
@@ -72,12 +84,23 @@ def measure(sources: Sequence[Source], ways: Mapping[str, Callable[[Source], Mul
     widths = {"plain_ms": 1, "verify_ms": 8, "prefill_ms": PREFILL_WIDTH}
     best: dict[tuple[str, str], float] = defaultdict(lambda: float("inf"))
     for repeat in range(_REPEATS):
-        for name, matrices in held.items():
+        for name in _in_the_running(list(held), best):
+            matrices = held[name]
             for field, width in widths.items():
                 if width == PREFILL_WIDTH and repeat:
                     continue
                 best[name, field] = min(best[name, field], _pass_ms(samples, matrices, width))
     return [Timing(name, **{field: best[name, field] for field in widths}) for name in held]
+
+
+def _in_the_running(names: Sequence[str], best: Mapping[tuple[str, str], float]) -> list[str]:
+    """The ways to time again: all but those far behind another at both widths of the score."""
+
+    def behind(name: str, other: str) -> bool:
+        fields = ("plain_ms", "verify_ms")
+        return all(best.get((name, field), 0) > _HOPELESS * best.get((other, field), 0) for field in fields)
+
+    return [name for name in names if not any(behind(name, other) for other in names)]
 
 
 def _samples(sources: Sequence[Source]) -> list[_Sampled]:
@@ -87,14 +110,15 @@ def _samples(sources: Sequence[Source]) -> list[_Sampled]:
         by_kind[source.kind].append(source)
     samples = []
     for alike in by_kind.values():
-        chosen = [_cut(source) for source in alike[:: max(1, len(alike) // _COPIES)][:_COPIES]]
+        chosen = [cut(source) for source in alike[:: max(1, len(alike) // _COPIES)][:_COPIES]]
         times = sum(source.weights for source in alike) / sum(source.weights for source in chosen)
         samples += [_Sampled(source, times) for source in chosen]
     return samples
 
 
-def _cut(source: Source) -> Source:
-    wanted = _SAMPLE_WEIGHTS // source.inputs
+def cut(source: Source, weights: int = _SAMPLE_WEIGHTS) -> Source:
+    """The first outputs of a matrix, about so many weights, at least 64 outputs; or the matrix itself."""
+    wanted = weights // source.inputs
     outputs = max(_OUTPUTS_MULTIPLE, wanted - wanted % _OUTPUTS_MULTIPLE)
     if outputs >= source.outputs:
         return source
@@ -151,12 +175,12 @@ _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, Recur
 
 
 class RaceMemory:
-    """Timings by race key in one JSON file, written whole and put in place."""
+    """Timings, and ways that were wrong, by race key in one JSON file, written whole and put in place."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "cpu-weights.json"
 
-    def recall(self, key: str, names: Collection[str]) -> list[Timing] | None:
+    def recall(self, key: str, names: Collection[str]) -> list[Raced] | None:
         """The timings of the ways `names` remembered for `key`.
 
         A file that does not hold what it should is renamed to `*.damaged`; one that cannot be read is none.
@@ -174,25 +198,27 @@ class RaceMemory:
         except OSError:
             return None
 
-    def remember(self, key: str, timings: Sequence[Timing]) -> str:
+    def remember(self, key: str, timings: Sequence[Raced]) -> str:
         """Keep the timings of a model; why they could not be kept, or an empty string."""
         try:
             return renew(self._file, lambda: self._content_with(key, timings))
         except _DAMAGE as error:
             return f"{self._file} cannot be written: {error}"
 
-    def _content_with(self, key: str, timings: Sequence[Timing]) -> dict[str, list[dict[str, Any]]]:
+    def _content_with(self, key: str, timings: Sequence[Raced]) -> dict[str, list[dict[str, Any]]]:
         self.recall(key, [timing.name for timing in timings])
         entries = self._entries() if self._file.exists() else {}
         entries[key] = list(timings)
         return {name: [asdict(timing) for timing in entry] for name, entry in entries.items()}
 
-    def _entries(self) -> dict[str, list[Timing]]:
+    def _entries(self) -> dict[str, list[Raced]]:
         content = json.loads(self._file.read_text())
-        return {key: [_timing(raw) for raw in entry] for key, entry in content.items()}
+        return {key: [_raced(raw) for raw in entry] for key, entry in content.items()}
 
 
-def _timing(raw: dict[str, Any]) -> Timing:
+def _raced(raw: dict[str, Any]) -> Raced:
+    if "wrong" in raw:
+        return Wrong(str(raw["name"]), str(raw["wrong"]))
     numbers = {name: float(value) for name, value in raw.items() if name != "name"}
     if not all(0 < number < math.inf for number in numbers.values()):
         raise ValueError(f"the timing {raw} is not of times above 0")

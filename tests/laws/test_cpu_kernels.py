@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,8 @@ from mlx_dspark.kernels.cpu_attention.attend import attend, takes
 from mlx_dspark.kernels.cpu_blocks import matrix as blocks_matrix
 from mlx_dspark.kernels.cpu_blocks.matrix import BlockedMatrix, Blocks
 from mlx_dspark.kernels.cpu_blocks.reference import error_bound, exact_weight
-from mlx_dspark.kernels.cpu_dense.matrix import Dense
+from mlx_dspark.kernels.cpu_check import fault
+from mlx_dspark.kernels.cpu_dense.matrix import Dense, DenseMatrix
 from mlx_dspark.kernels.cpu_small.modules import host_module
 from mlx_dspark.kernels.cpu_swiglu.module import HeldSwiglu, fused
 from mlx_dspark.kernels.dispatch import CHOICES, STOCK, install_cpu_weights
@@ -465,3 +467,63 @@ def test_the_memory_keeps_other_models(tmp_path: Path) -> None:
     memory.remember("two", [Timing("stock", 4.0, 5.0, 6.0)])
     assert memory.recall("one", ["stock"]) == [Timing("stock", 1.0, 2.0, 3.0)]
     assert memory.recall("three", ["stock"]) is None
+
+
+class Astray(Dense):
+    """A way whose products of some rows are off, or that fails."""
+
+    def __init__(self, width: int | None) -> None:
+        self._width = width
+
+    def hold(self, source: Source) -> DenseMatrix:
+        if self._width is None:
+            raise RuntimeError("no such instruction")
+        held = super().hold(source)
+        right, width = held.multiply, self._width
+        held.multiply = lambda rows: right(rows) * (1.001 if len(rows) == width else 1)  # type: ignore[method-assign]
+        return held
+
+
+@pytest.mark.parametrize(("width", "words"), [(1, "1 rows"), (6, "6 rows"), (None, "no such instruction")])
+def test_a_way_that_is_wrong_here_is_refused_said_and_remembered(
+    width: int | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "Dense", lambda: Astray(width))
+    for reason in ("measured", "remembered"):
+        report = install_cpu_weights(tiny_quantized(), cache_dir=tmp_path)
+        assert report.reason == reason
+        assert words in dict(report.absent)["dense"]
+        assert {timing.name for timing in report.timings} == {"blocks", STOCK}
+    with pytest.raises(UsageError, match=words):
+        install_cpu_weights(tiny_quantized(), choice="dense", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_a_right_way_is_not_refused(way: Way) -> None:
+    every = [*sources(), quantized(64, 128, 4, 32, mode="mxfp4"), quantized(64, 128, 6, 64)]
+    assert fault(way, every) == ""
+
+
+@pytest.mark.parametrize("bits", [4, 8, 0])
+def test_rearranging_a_matrix_takes_little_beside_the_new_one(bits: int) -> None:
+    source = quantized(8192, 256, bits, 64) if bits else dense(8192, 256, mx.float16)
+    tracemalloc.start()
+    held = BlockedMatrix(source)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak <= 1.3 * held.nbytes
+
+
+def test_a_way_far_behind_at_both_widths_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = {"near": (1.0, 9.0), "far": (9.0, 90.0), "mixed": (9.0, 9.0)}
+    turns: list[str] = []
+
+    def pass_ms(samples: object, matrices: list[str], width: int) -> float:
+        turns.append(matrices[0])
+        return cost[matrices[0]][width > 1]
+
+    monkeypatch.setattr(race, "_pass_ms", pass_ms)
+    one = [quantized(32, 64, 4, 32)]
+    timings = race.measure(one, {name: lambda source, name=name: name for name in cost})  # type: ignore[misc]
+    assert {timing.name: timing.verify_ms for timing in timings} == {"near": 9.0, "far": 90.0, "mixed": 9.0}
+    assert {name: turns.count(name) for name in cost} == {"near": 7, "far": 3, "mixed": 7}

@@ -14,6 +14,7 @@ import pytest
 from mlx_dspark.cli.main import run
 from mlx_dspark.doctor import kernels as doctor
 from mlx_dspark.foundation.settings import LoadSettings, stray_variables
+from mlx_dspark.kernels.cpu_blocks.matrix import Blocks
 from mlx_dspark.kernels.framework import cpu_ways
 from mlx_dspark.kernels.framework.check import cases_to_check, checkable
 from mlx_dspark.kernels.framework.kernel import Case
@@ -97,7 +98,7 @@ def test_the_lines_say_what_is_live_and_why_others_are_not(
     assert run(["kernels", "--model", str(model), "--cpu-weights", "dense"]) == 0
     shown = capsys.readouterr().out
     assert "cpu-weights-dense 1 · live" in shown
-    assert "cpu-weights-blocks 1 · off: dense was pinned" in shown
+    assert f"cpu-weights-blocks {Blocks.version} · off: dense was pinned" in shown
 
 
 def few(jobs: Sequence[Job], **rest: Any) -> Iterator[tuple[Job, Verdict]]:

@@ -26,10 +26,10 @@ from mlx_dspark.kernels.llvm import (
     floats,
 )
 
-VERSION = 1
+VERSION = 2
 BLOCK = 2 * LANES
 CHUNK = 32
-ROW_TILES = (1, 4, 8) if LANES == 16 else (1, 4)
+ROW_TILES = (1, 2, 3, 4, 6, 8) if LANES == 16 else (1, 2, 3, 4)
 WEIGHT_BITS = {"u4": 4, "u8": 8, "bf16": 16, "f16": 16, "f32": 32}
 _UNROLL = 8
 

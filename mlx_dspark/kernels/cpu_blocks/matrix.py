@@ -23,6 +23,7 @@ from mlx_dspark.kernels.threads import share
 
 _DENSE_KINDS = {mx.bfloat16: "bf16", mx.float16: "f16", mx.float32: "f32"}
 _MACS_PER_SPAN = 4_000_000
+_BLOCKS_AT_ONCE = 16
 _NO_SCALES = np.zeros(1, np.float32)
 
 
@@ -39,8 +40,8 @@ class BlockedMatrix:
             self.kind = f"u{source.bits}"
             self.chunks_per_group = source.group_size // CHUNK
             self._codes = _pack_codes(source, self.blocks)
-            self._scales = _in_blocks(np.array(scales), self.blocks)
-            self._biases = _in_blocks(np.array(biases), self.blocks)
+            self._scales = _in_blocks(np.array(scales, copy=False), self.blocks)
+            self._biases = _in_blocks(np.array(biases, copy=False), self.blocks)
         else:
             self.kind = _DENSE_KINDS[source.weight.dtype]
             self.chunks_per_group = 1
@@ -132,10 +133,13 @@ def _in_tiles(rows: Floats, tile: int) -> Floats:
 
 def _in_blocks(matrix: NDArray, blocks: int) -> NDArray:
     """[outputs, width] -> [blocks, width, BLOCK], the last block filled up with zeros."""
-    missing = blocks * BLOCK - len(matrix)
-    if missing:
-        matrix = np.concatenate([matrix, np.zeros((missing, matrix.shape[1]), matrix.dtype)])
-    return np.ascontiguousarray(matrix.reshape(blocks, BLOCK, -1).transpose(0, 2, 1))
+    whole = len(matrix) // BLOCK
+    width = matrix.shape[1]
+    made = np.zeros((blocks, width, BLOCK), matrix.dtype)
+    made[:whole] = matrix[: whole * BLOCK].reshape(whole, BLOCK, width).transpose(0, 2, 1)
+    if whole < blocks:
+        made[whole, :, : len(matrix) - whole * BLOCK] = matrix[whole * BLOCK :].T
+    return made
 
 
 def _pack_codes(source: Source, blocks: int) -> NDArray[np.uint8]:
@@ -143,11 +147,13 @@ def _pack_codes(source: Source, blocks: int) -> NDArray[np.uint8]:
     packed = np.array(source.weight, copy=False).view(np.uint8)
     if source.bits == 8:
         return _in_blocks(packed, blocks)
-    pairs = _in_blocks(packed, blocks)
-    low, high = pairs & 15, pairs >> 4
     codes = np.empty((blocks, source.inputs, LANES), np.uint8)
-    codes[:, 0::2] = low[..., :LANES] | (low[..., LANES:] << 4)
-    codes[:, 1::2] = high[..., :LANES] | (high[..., LANES:] << 4)
+    for first in range(0, blocks, _BLOCKS_AT_ONCE):
+        last = min(first + _BLOCKS_AT_ONCE, blocks)
+        pairs = _in_blocks(packed[first * BLOCK : last * BLOCK], last - first)
+        low, high = pairs & 15, pairs >> 4
+        codes[first:last, 0::2] = low[..., :LANES] | (low[..., LANES:] << 4)
+        codes[first:last, 1::2] = high[..., :LANES] | (high[..., LANES:] << 4)
     return codes
 
 

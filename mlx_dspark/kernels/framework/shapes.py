@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -126,8 +127,8 @@ def _exact(source: Source, first: int, last: int) -> NDArray[np.float32]:
     with mx.stream(mx.cpu):
         weight = source.weight[first:last]
         if source.bits:
-            assert source.scales is not None
-            assert source.biases is not None
-            scales, biases = (each[first:last].astype(mx.float32) for each in (source.scales, source.biases))
-            weight = mx.dequantize(weight, scales, biases, source.group_size, source.bits)
+            scales, biases = source.float32_scales()
+            form: dict[str, Any] = {"bits": source.bits, "group_size": source.group_size, "mode": source.mode}
+            zeros = None if biases is None else biases[first:last]
+            weight = mx.dequantize(weight, scales[first:last], zeros, **form)
         return np.array(weight.astype(mx.float32))
