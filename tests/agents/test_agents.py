@@ -15,7 +15,7 @@ from tests.tiny_server import tiny_server
 
 ROOM = 9_900
 """Tokens: less than the file that is read, more than a request for a summary adds."""
-UNHEEDED = {"effort"}
+UNHEEDED = {"output_config.effort"}
 """What agents ask for that the scripted model's template has no place for."""
 
 

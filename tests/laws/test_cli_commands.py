@@ -104,7 +104,7 @@ JSON_FIELDS = {
     "accept_lengths", "mean_accept_len", "drafted", "accepted", "finish_reason", "prefill_seconds",
     "ttft_seconds", "decode_tokens_per_sec", "tokens_per_sec", "prefill_tokens_per_sec", "prompt_tokens",
     "reused_tokens", "seconds", "mode", "context_full", "cap", "caps", "logprobs", "sources", "troubles",
-    "predicted_speedup", "observed_speedup",
+    "predicted_speedup", "observed_speedup", "kernels",
 }  # fmt: skip
 
 
