@@ -89,20 +89,20 @@ def distinct(arms: Sequence[Drafting], mode: str) -> tuple[list[Drafting], list[
     return list(kept), remarks
 
 
-def session_of(parts: Parts, settings: LoadSettings, drafting: Drafting) -> Session:
+def session_of(parts: Parts, settings: LoadSettings, drafting: Drafting, *, warn: bool = True) -> Session:
     """A session for one caller in the main thread, over `parts`, drafted for in this way.
 
     All of them read prompts in chunks of the same length. `control` is the drafting of `auto` at a fixed cap
-    of 0. What is known of costs is used and not changed: rounds of a race take longer than others. Raises
-    UsageError where the mode needs a drafter that is not there.
+    of 0. What is known of costs is used and not changed: rounds of a race take longer than others. `warn` is
+    that of `Parts.session`. Raises UsageError where the mode needs a drafter that is not there.
     """
     if parts.calibration is not None:
         parts = replace(parts, calibration=replace(parts.calibration, store=None))
     if drafting.mode != CONTROL:
         return variant(parts, settings, drafting.mode, cast(MaxDraft, drafting.max_draft)).session(
-            own_thread=False
+            own_thread=False, warn=warn
         )
-    session = parts.session(own_thread=False)
+    session = parts.session(own_thread=False, warn=warn)
     session.engine = Engine(parts.target, parts.drafter, cap=FixedCaps({}))
     return session
 

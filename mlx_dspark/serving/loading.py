@@ -11,6 +11,7 @@ from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.serving.ask import Defaults
 from mlx_dspark.serving.model import Model
 from mlx_dspark.session.calibrate import calibrated
+from mlx_dspark.session.overlong import overlong
 from mlx_dspark.session.pair import Parts, load_parts
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Loaded:
 
     def again(self) -> Loaded:
         """The same model with an engine of its own, where the one it had was closed."""
-        model = Model(self.parts.session(), self.window)
+        model = Model(self.parts.session(warn=False), self.window)
         if self.settings.warmup:
             _warm_up(model, None)
         return replace(self, model=model)
@@ -56,7 +57,7 @@ def load_model(
     if told := beyond(parts, loading.max_draft, "--max-draft"):
         note(told)
     window = context_window(parts, settings.context_window, note)
-    model = Model(parts.session(), window)
+    model = Model(parts.session(warn=False), window)
     try:
         if settings.warmup:
             _warm_up(model, progress)
@@ -68,12 +69,7 @@ def load_model(
 
 def beyond(parts: Parts, asked: object, called: str) -> str:
     """What to say where more drafts are asked for than the drafter has in a block; else nothing."""
-    sources = parts.drafter.sources if parts.drafter is not None else ()
-    steady = [source.max_draft for source in sources if not source.sporadic]
-    longest = max(steady or [source.max_draft for source in sources], default=0)
-    if not isinstance(asked, int) or not 0 < longest < asked:
-        return ""
-    return f"{called} is {asked}, and {parts.mode} drafts at most {longest} tokens at once: it is {longest}."
+    return overlong(asked, parts.drafter.sources if parts.drafter is not None else (), called)
 
 
 def _warm_up(model: Model, progress: Progress | None) -> None:

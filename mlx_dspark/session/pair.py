@@ -93,14 +93,14 @@ class Parts:
     kernels: LiveKernels | None = None
     """The kernels of ours that it runs on; None where none were offered."""
 
-    def session(self, *, own_thread: bool = True) -> Session:
+    def session(self, *, own_thread: bool = True, warn: bool = True) -> Session:
         """An engine around the parts, ready to answer, or to follow rank 0.
 
         It has a thread of its own, which is the only one to call MLX, unless `own_thread` is False: such a
-        session is for one caller in the main thread. Warns of a `max_draft` that no drafter reaches.
+        session is for one caller in the main thread. `warn`: say so of a `max_draft` that no drafter reaches.
         """
         return Session(
-            self._engine(own_thread),
+            self._engine(own_thread, warn),
             self.tokenizer,
             end_ids=self.end_ids,
             mode=self.mode,
@@ -121,7 +121,7 @@ class Parts:
         curves = None if known is None else known.curves
         return watched(self.kernels, curves, [None if known is None else known.watch()])
 
-    def _engine(self, own_thread: bool) -> StreamsEvents:
+    def _engine(self, own_thread: bool, warn: bool) -> StreamsEvents:
         from mlx_dspark.engine.caps import cap_policy
         from mlx_dspark.engine.engine import Engine
         from mlx_dspark.engine.loop import VerifyLoop
@@ -139,7 +139,7 @@ class Parts:
         sources = self.drafter.sources if self.drafter is not None else ()
         unmeasured = self.max_draft is None and curves is None and self.acceptance
         asked = "auto" if unmeasured else self.max_draft
-        if remark := overlong(self.max_draft, sources):
+        if warn and (remark := overlong(self.max_draft, sources)):
             warnings.warn(remark, stacklevel=3)
         cap = cap_policy(asked, sources, curves=curves, acceptance=self.acceptance)
         if own_thread:

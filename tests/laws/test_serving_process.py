@@ -183,7 +183,7 @@ class Ran:
         monkeypatch.setattr(module_of_runs, "Running", self)
         self.failure, self.stuck = None, False
 
-    def __call__(self, host: Host, settings: ServeSettings, swap: object) -> Ran:
+    def __call__(self, host: Host, settings: ServeSettings, *_: object) -> Ran:
         self.clock, self.most = host.clock, host.gate._most
         self.body_limit = module_of_runs.rules_of(settings).body_limit
         return self

@@ -144,12 +144,12 @@ def _beyond(loaded: Loaded, arm: Drafting) -> str:
 def _raced(loaded: Loaded, body: RaceBody, teller: _Teller) -> None:
     parts = loaded.parts
     named = [Drafting(parts.mode, arm.max_draft) if arm.mode == "auto" else arm for arm in arms_of(body)]
-    arms = {label_of(arm): session_of(parts, loaded.loading, arm) for arm in named}
+    arms = {label_of(arm): session_of(parts, loaded.loading, arm, warn=False) for arm in named}
     warnings = [told for arm in named if (told := _beyond(loaded, arm))]
     teller.tell("start", model=parts.name, arms=list(arms), warnings=warnings)
     outcome = run_race(
         arms,
-        session_of(parts, loaded.loading, Drafting(CONTROL)),
+        session_of(parts, loaded.loading, Drafting(CONTROL), warn=False),
         body.prompt,
         GenerateSettings(max_new_tokens=body.max_tokens, system=body.system),
         ask=lambda tokens, expected, got: logit_gap(parts.target, tokens, expected, got),
