@@ -462,7 +462,8 @@ def test_the_settings_of_the_default_model_name_it() -> None:
 
 
 def test_a_race_that_nobody_watches_ends_and_the_model_answers_again(client: httpx.Client) -> None:
-    body = {"prompt": "Hello there", "max_tokens": 4000}
+    arms = [{"mode": "baseline"}, {"mode": "lookup"}, {"mode": "lookup", "cap": 2}]
+    body = {"prompt": "Hello there", "max_tokens": 4000, "arms": arms}
     with client.stream("POST", "/admin/race", json=body) as stream:
         next(stream.iter_lines())
         assert client.post(CHAT, json=asked()).status_code == 503
