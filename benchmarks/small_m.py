@@ -14,6 +14,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,7 +26,8 @@ from numpy.typing import NDArray
 
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
-from mlx_dspark.kernels.cuda_small_m.kernel import CudaSmallM, Inputs, product
+from mlx_dspark.kernels.cuda_small_m.kernel import CudaSmallM, product
+from mlx_dspark.kernels.framework.rows import Rows
 from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product
 
 MATRICES = ((12288, 4096), (4096, 12288), (151936, 4096), (4096, 4096))
@@ -73,8 +75,8 @@ class Copies:
         number = int(max(2, min(launches, 1 + 6 * CACHE // nbytes(shape))))
         return cls(shape, [shape.draw(seed) for seed in range(number)])
 
-    def inputs(self, x: mx.array, number: int) -> Inputs:
-        return Inputs(x, self.held[number % len(self.held)])
+    def inputs(self, x: mx.array, number: int) -> Rows:
+        return Rows(x, self.held[number % len(self.held)])
 
 
 def nbytes(shape: MatrixShape) -> int:
@@ -82,7 +84,7 @@ def nbytes(shape: MatrixShape) -> int:
     return shape.outputs * (shape.inputs * shape.bits // 8 + shape.inputs // shape.group_size * 4)
 
 
-Step = tuple[Copies, Callable[[Inputs], mx.array]]
+Step = tuple[Copies, Callable[[Rows], mx.array]]
 
 
 stock = CudaSmallM().stock
@@ -147,9 +149,9 @@ class Chain:
         if shape.outputs < shape.inputs:
             other = replace(shape, outputs=shape.inputs, inputs=shape.outputs)
             geometry = ways(other, 16)[0]
-            self._before = [(Copies.drawn(other, self.times), lambda inputs: product(*inputs, geometry))]
+            self._before = [(Copies.drawn(other, self.times), lambda inputs: _ours(geometry, inputs))]
 
-    def us(self, call: Callable[[Inputs], mx.array], width: int) -> float:
+    def us(self, call: Callable[[Rows], mx.array], width: int) -> float:
         steps = [*self._before, (self.copies, call)]
         chain_us(self._head, steps, width, 3)
         whole = chain_us(self._head, steps, width, self.times)
@@ -203,15 +205,18 @@ def measure(
                 continue
             name = label(geometry)
             try:
-                row["error"][name] = error(product(*chain.copies.inputs(x, 0), geometry), expected)
-                call: Callable[[Inputs], mx.array] = lambda i, g=geometry: product(*i, g)  # noqa: E731
-                row["ours_us"][name] = chain.us(call, width)
+                row["error"][name] = error(_ours(geometry, chain.copies.inputs(x, 0)), expected)
+                row["ours_us"][name] = chain.us(partial(_ours, geometry), width)
             except (RuntimeError, ValueError) as problem:
                 row["error"][name] = float("inf")
                 print("  refused", name, str(problem)[:300], flush=True)
         rows.append(row)
         print(line(row), flush=True)
     return rows
+
+
+def _ours(geometry: Geometry, rows: Rows) -> mx.array:
+    return product(rows.x, rows.source, geometry)
 
 
 def label(geometry: Geometry) -> str:

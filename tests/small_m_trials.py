@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_dspark.kernels.framework.kernel import Case
+from mlx_dspark.kernels.framework.rows import Rows
 from mlx_dspark.kernels.framework.shapes import MatrixShape
 from mlx_dspark.kernels.metal_small_m.cases import SmallMGeometry
 from mlx_dspark.kernels.metal_small_m.kernel import MetalSmallM, MetalSmallMExperts
-from mlx_dspark.kernels.metal_small_m.reference import SmallM
 from tests import metal_shim as shim
 from tests.metal_shim.capture import Change
 from tests.metal_shim.mutations import Mutation
@@ -82,7 +82,7 @@ class SmallMTrial:
 
 
 @cache
-def drawn(case: Case) -> SmallM:
+def drawn(case: Case) -> Rows:
     return kernel_of(case).draw(case, seed=3)
 
 

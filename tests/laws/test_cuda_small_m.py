@@ -116,12 +116,13 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_for_the_worse_is_noticed(change: tuple[str, str], tmp_path: Path) -> None:
     kernels = CpuKernels(tmp_path, change)
+    told = ""
+    found = 0.0
     try:
         found = errors(kernels, MatrixShape(100, 704, 4, 64, mx.float16), 5, Geometry(1, 2, 3, 2, 1))
-    except AssertionError as said:
-        assert "leaves shared memory" in str(said) or "parted" in str(said)  # noqa: PT017
-        return
-    assert found > 1
+    except AssertionError as error:
+        told = str(error)
+    assert found > 1 or "leaves shared memory" in told or "parted" in told
 
 
 def test_what_is_compiled_is_named_by_its_text() -> None:

@@ -5,29 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.cuda_small_m import cases
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
 from mlx_dspark.kernels.framework.kernel import Case
-from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product, stock_product, ulp
+from mlx_dspark.kernels.framework.rows import Rows, RowsKernel
+from mlx_dspark.kernels.framework.shapes import MatrixShape
 
 Factory = Callable[..., Any]
 
 _NAMES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
-
-
-class Inputs(NamedTuple):
-    """`x` [rows, inputs] and a packed matrix [outputs, inputs]."""
-
-    x: mx.array
-    source: Source
 
 
 def product(x: mx.array, source: Source, geometry: Geometry, factory: Factory | None = None) -> mx.array:
@@ -125,7 +117,7 @@ def source_text(name: str) -> str:
     return (files("mlx_dspark.kernels.cuda_small_m") / name).read_text()
 
 
-class CudaSmallM:
+class CudaSmallM(RowsKernel):
     """The kernel as the framework asks for it."""
 
     name = "cuda-small-m"
@@ -152,24 +144,11 @@ class CudaSmallM:
     def multiply(self, x: mx.array, source: Source, geometry: Any) -> mx.array:
         return product(x, source, geometry, self._factory)
 
-    def draw(self, case: Case, seed: int) -> Inputs:
-        shape = MatrixShape.parse(case.shape)
-        return Inputs(shape.draw_rows(case.width, seed), shape.draw(seed))
-
     def geometries(self, case: Case) -> Sequence[Geometry]:
         return ways(MatrixShape.parse(case.shape), case.width)
 
-    def launch(self, inputs: Inputs, geometry: Any) -> mx.array:
+    def launch(self, inputs: Rows, geometry: Any) -> mx.array:
         return product(inputs.x, inputs.source, geometry, self._factory)
-
-    def stock(self, inputs: Inputs) -> mx.array:
-        return stock_product(inputs.x, inputs.source)
-
-    def reference(self, inputs: Inputs) -> NDArray[np.float32]:
-        return exact_product(inputs.x, inputs.source)
-
-    def tolerance(self, case: Case) -> float:
-        return ulp(MatrixShape.parse(case.shape).dtype)
 
 
 def kernel() -> CudaSmallM:

@@ -96,20 +96,6 @@ def ulp(dtype: mx.Dtype) -> float:
     return _ULPS[dtype]
 
 
-def stock_product(x: mx.array, source: Source) -> mx.array:
-    """[rows, inputs] -> [rows, outputs], MLX's own product with packed weights, not evaluated."""
-    assert source.scales is not None
-    return mx.quantized_matmul(
-        x,
-        source.weight,
-        source.scales,
-        source.biases,
-        transpose=True,
-        group_size=source.group_size,
-        bits=source.bits,
-    )
-
-
 def exact_product(x: mx.array, source: Source) -> NDArray[np.float32]:
     """[rows, inputs] -> [rows, outputs] in float32, summed in float64, of weights that are dequantized in
     float32 on the CPU."""

@@ -8,22 +8,20 @@ from importlib.resources import files
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.framework.kernel import Case
-from mlx_dspark.kernels.framework.shapes import MatrixShape, stock_product, ulp
+from mlx_dspark.kernels.framework.rows import Rows, RowsKernel
+from mlx_dspark.kernels.framework.shapes import MatrixShape
 from mlx_dspark.kernels.metal_small_m import cases
 from mlx_dspark.kernels.metal_small_m.cases import MOST_ROWS, SmallMGeometry, row_tiles
-from mlx_dspark.kernels.metal_small_m.reference import SmallM, product
 
 WIDTHS = (2, 3, 4, 6, 8, 12, 16)
 EXPERT_WIDTHS = (64, 96, 128)
 """Rows times experts of each; fewer are not sorted by mlx-lm."""
 
 
-class MetalSmallM:
+class MetalSmallM(RowsKernel):
     """x [rows, inputs] times the transposed matrix [outputs, inputs], for up to 16 rows.
 
     `metal_kernel` is MLX's, or what stands in for it.
@@ -55,14 +53,10 @@ class MetalSmallM:
         shapes.append(MatrixShape(1000, 2080, 4, 32, mx.float16))
         return [Case(str(shape), width) for shape in shapes for width in (4, 8, 16)]
 
-    def draw(self, case: Case, seed: int) -> SmallM:
-        shape = MatrixShape.parse(case.shape)
-        return SmallM(shape.draw_rows(case.width, seed), shape.draw(seed))
-
     def geometries(self, case: Case) -> Sequence[SmallMGeometry]:
         return cases.geometries(MatrixShape.parse(case.shape), case.width)
 
-    def launch(self, inputs: SmallM, geometry: SmallMGeometry) -> mx.array:
+    def launch(self, inputs: Rows, geometry: SmallMGeometry) -> mx.array:
         return self.multiply(inputs.x, inputs.source, geometry)
 
     def multiply(self, x: mx.array, source: Source, geometry: SmallMGeometry) -> mx.array:
@@ -81,15 +75,6 @@ class MetalSmallM:
         )
         return made[0]
 
-    def stock(self, inputs: SmallM) -> mx.array:
-        return stock_product(inputs.x, inputs.source)
-
-    def reference(self, inputs: SmallM) -> NDArray[np.float32]:
-        return product(inputs)
-
-    def tolerance(self, case: Case) -> float:
-        return ulp(MatrixShape.parse(case.shape).dtype)
-
 
 class MetalSmallMExperts(MetalSmallM):
     """The same over the experts of a layer, for rows sorted by their expert: an expert's weights are read
@@ -103,15 +88,10 @@ class MetalSmallMExperts(MetalSmallM):
         shapes = [MatrixShape(768, 2048, bits, 64, mx.bfloat16, experts=32) for bits in (4, 8)]
         return [Case(str(shape), width) for shape in shapes for width in EXPERT_WIDTHS]
 
-    def draw(self, case: Case, seed: int) -> SmallM:
-        shape = MatrixShape.parse(case.shape)
-        experts = mx.random.randint(0, shape.experts, (case.width,), key=mx.random.key(seed))
-        return SmallM(shape.draw_rows(case.width, seed), shape.draw(seed), mx.sort(experts))
-
     def geometries(self, case: Case) -> Sequence[SmallMGeometry]:
         return cases.geometries(MatrixShape.parse(case.shape), rows=8)
 
-    def launch(self, inputs: SmallM, geometry: SmallMGeometry) -> mx.array:
+    def launch(self, inputs: Rows, geometry: SmallMGeometry) -> mx.array:
         assert inputs.experts is not None
         return self.gather(inputs.x[:, None], inputs.source, inputs.experts, geometry)[:, 0]
 
@@ -128,21 +108,6 @@ class MetalSmallMExperts(MetalSmallM):
             output_dtypes=[x.dtype],
         )
         return made[0][:, None]
-
-    def stock(self, inputs: SmallM) -> mx.array:
-        source = inputs.source
-        assert source.scales is not None
-        return mx.gather_qmm(
-            inputs.x[:, None],
-            source.weight,
-            source.scales,
-            source.biases,
-            rhs_indices=inputs.experts,
-            transpose=True,
-            group_size=source.group_size,
-            bits=source.bits,
-            sorted_indices=True,
-        )[:, 0]
 
 
 def _template(x: mx.array, source: Source, geometry: SmallMGeometry, tiles: int) -> list[tuple[str, Any]]:

@@ -4,15 +4,13 @@ than MLX's quantized product and gives the same bits."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import mlx.core as mx
-import numpy as np
-from numpy.typing import NDArray
 
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.framework.kernel import Case, Geometry
-from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product, stock_product, ulp
+from mlx_dspark.kernels.framework.rows import Rows, RowsKernel
+from mlx_dspark.kernels.framework.shapes import MatrixShape
 
 WIDTHS = (64, 128, 512, 2048)
 """Rows of chunks of a prompt, and of several prompts."""
@@ -23,15 +21,7 @@ MOST_BYTES = 1 << 30
 _HALVES = (mx.float16, mx.bfloat16, mx.float32)
 
 
-class Wide(NamedTuple):
-    """`x` [rows, inputs]; `experts` [rows], rising, which matrix of several each row is for."""
-
-    x: mx.array
-    source: Source
-    experts: mx.array | None = None
-
-
-class WideGemm:
+class WideGemm(RowsKernel):
     """x [rows, inputs] times the transposed matrix [outputs, inputs]."""
 
     name = "wide-gemm"
@@ -52,29 +42,16 @@ class WideGemm:
         shapes = [MatrixShape(1024, 1024, bits, 64, mx.float16) for bits in (4, 8)]
         return [Case(str(shape), width) for shape in shapes for width in (64, 256)]
 
-    def draw(self, case: Case, seed: int) -> Wide:
-        shape = MatrixShape.parse(case.shape)
-        return Wide(shape.draw_rows(case.width, seed), shape.draw(seed))
-
     def geometries(self, case: Case) -> Sequence[Geometry]:
         del case
         return [("whole",)]
 
-    def launch(self, inputs: Wide, geometry: Geometry) -> mx.array:
+    def launch(self, inputs: Rows, geometry: Geometry) -> mx.array:
         return self.multiply(inputs.x, inputs.source, geometry)
 
     def multiply(self, x: mx.array, source: Source, geometry: Geometry) -> mx.array:
         del geometry
         return x @ _whole(source).T
-
-    def stock(self, inputs: Wide) -> mx.array:
-        return stock_product(inputs.x, inputs.source)
-
-    def reference(self, inputs: Wide) -> NDArray[np.float32]:
-        return exact_product(inputs.x, inputs.source)
-
-    def tolerance(self, case: Case) -> float:
-        return ulp(MatrixShape.parse(case.shape).dtype)
 
     _dimensions = 2
 
@@ -89,12 +66,7 @@ class WideExperts(WideGemm):
     def check_cases(self) -> Sequence[Case]:
         return [Case(str(MatrixShape(256, 256, 4, 64, mx.float16, experts=8)), 256)]
 
-    def draw(self, case: Case, seed: int) -> Wide:
-        shape = MatrixShape.parse(case.shape)
-        experts = mx.random.randint(0, shape.experts, (case.width,), key=mx.random.key(seed))
-        return Wide(shape.draw_rows(case.width, seed), shape.draw(seed), mx.sort(experts))
-
-    def launch(self, inputs: Wide, geometry: Geometry) -> mx.array:
+    def launch(self, inputs: Rows, geometry: Geometry) -> mx.array:
         assert inputs.experts is not None
         return self.gather(inputs.x[:, None], inputs.source, inputs.experts, geometry)[:, 0]
 
@@ -103,41 +75,6 @@ class WideExperts(WideGemm):
         del geometry
         whole = _whole(source).swapaxes(-1, -2)
         return mx.gather_mm(x, whole, rhs_indices=experts, sorted_indices=True)
-
-    def stock(self, inputs: Wide) -> mx.array:
-        source = inputs.source
-        assert source.scales is not None
-        return mx.gather_qmm(
-            inputs.x[:, None],
-            source.weight,
-            source.scales,
-            source.biases,
-            rhs_indices=inputs.experts,
-            transpose=True,
-            group_size=source.group_size,
-            bits=source.bits,
-            sorted_indices=True,
-        )[:, 0]
-
-    def reference(self, inputs: Wide) -> NDArray[np.float32]:
-        x, source, assigned = inputs.x, inputs.source, np.array(inputs.experts)
-        assert source.scales is not None
-        assert source.biases is not None
-        out = np.zeros((len(assigned), source.outputs), np.float32)
-        for expert in np.unique(assigned).tolist():
-            one = Source(
-                source.outputs,
-                source.inputs,
-                source.weight[expert],
-                source.scales[expert],
-                source.biases[expert],
-                source.bits,
-                source.group_size,
-                source.mode,
-            )
-            mine = np.flatnonzero(assigned == expert)
-            out[mine] = exact_product(x[mx.array(mine)], one)
-        return out
 
 
 def _refusal(source: Source, dtype: mx.Dtype) -> str | None:
