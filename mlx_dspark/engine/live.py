@@ -9,6 +9,7 @@ from mlx_dspark.engine.acceptance import Pool
 from mlx_dspark.engine.alone import Alone, BlockAlone, TrialAlone
 from mlx_dspark.engine.cutting import Cutting
 from mlx_dspark.engine.prices import Prospects
+from mlx_dspark.engine.standby import Standby
 from mlx_dspark.engine.times import DEPTH_STEP, RoundTimes
 from mlx_dspark.foundation.curves import CostCurves
 from mlx_dspark.foundation.events import UNKNOWN_OUTLOOK, Outlook, RoundReport
@@ -200,7 +201,14 @@ class LiveRowCaps:
             return pinned
         if rows > 1:
             return self._in_company(rows).caps
-        return {name: source.cap(1) for name, source in self._sources.items()}
+        return self._caps(1)
+
+    def _caps(self, rows: int) -> Mapping[str, int]:
+        over = self._shared.standby.over(rows)
+        return {
+            name: 0 if over and source.prospects.source.sporadic else source.cap(rows)
+            for name, source in self._sources.items()
+        }
 
     def parked(self, rows: int = 1) -> bool:
         """By the sources that always have a draft, where there is one: that others find none now is no sign
@@ -209,12 +217,16 @@ class LiveRowCaps:
             return False
         if rows > 1:
             return self._in_company(rows).parked
-        return all(self._sources[name].parked for name in self._steady)
+        over = self._shared.standby.over(1)
+        return all(
+            self._sources[name].parked or (over and self._sources[name].prospects.source.sporadic)
+            for name in self._steady
+        )
 
     def _in_company(self, rows: int) -> _Company:
         shared, place = self._shared.known(rows), self._depth // DEPTH_STEP
         if self._company.known is not shared or self._company.place != place:
-            caps = {name: source.cap(rows) for name, source in self._sources.items()}
+            caps = self._caps(rows)
             parked = not any(caps[name] or self._sources[name].measuring(rows) for name in self._steady)
             self._company = _Company(shared, place, caps, parked)
         return self._company
@@ -250,6 +262,8 @@ class LiveRowCaps:
         warm = self._warm(report)
         whole = not (report.drafted and self.thresholds(report.rows).get(report.source))
         seconds = self._shared.times.charge(report, warm=warm and whole)
+        if report.certain == 1:
+            self._shared.stood_by(report, seconds, report.committed, {report.source})
         for source in self._sources.values():
             source.observe(report, seconds, warm)
 
@@ -307,6 +321,7 @@ class LiveCaps:
     ) -> None:
         self.sources = tuple(sources)
         self.times = RoundTimes(curves)
+        self.standby = Standby(self.times)
         self.pinned = pinned
         self.seen: dict[str, set[tuple[int, int]]] = {source.name: set() for source in sources}
         """Rows and width of the rounds in which a source drafted."""
@@ -317,11 +332,14 @@ class LiveCaps:
         self._members: list[LiveRowCaps] = []
         self._running: list[LiveRowCaps] = []
         self._running_at = 0.0
+        self._committed = 0
+        self._drafters: set[str] = set()
         self._round: RoundReport
         self._warm = True
         self._settled = 0
         self._known: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._choose = choose
+        self._sporadic = {"", *(source.name for source in sources if source.sporadic)}
         recorded = acceptance or {}
         self._pools = {
             s.name: Pool(
@@ -349,7 +367,10 @@ class LiveCaps:
         if report.landed_at != self._running_at:
             self._running, self._running_at = [], report.landed_at
             self._round, self._warm = report, True
+            self._committed, self._drafters = 0, set()
         self._running.append(row)
+        self._committed += report.committed
+        self._drafters.add(report.source)
         self._warm &= warm
         if report.drafted and not self._round.drafted:
             self._round = report
@@ -360,7 +381,21 @@ class LiveCaps:
             self._members = self._running
             self.membership += 1
             self._settled = 0
-        self.times.charge(self._round, warm=self._warm and self._settled >= self.SETTLED)
+        warm = self._warm and self._settled >= self.SETTLED
+        seconds = self.times.charge(self._round, warm=warm)
+        if warm:
+            self.stood_by(self._round, seconds, self._committed, self._drafters)
+
+    def stood_by(self, report: RoundReport, seconds: float, committed: int, drafters: set[str]) -> None:
+        """A round of all rows, in which these drafted."""
+        self.standby.ran(
+            report.rows,
+            seconds,
+            committed,
+            drafted=bool(report.drafted) and drafters <= self._sporadic,
+            held=report.held_back and report.width == 1,
+            depth=report.depth,
+        )
 
     def members(self, name: str) -> list[_SourceCap]:
         """A source of each row of the batch that ran last."""
@@ -368,11 +403,11 @@ class LiveCaps:
 
     def known(self, rows: int) -> tuple[int, ...]:
         """Another tuple whenever caps of so many rows may have changed."""
-        now = rows, self.times.version, self.drafted
+        now = rows, self.times.version, self.drafted, self.standby.over(rows)
         if self._known[0] != now:
             plain = min(self.times.samples(rows, 1), plain_samples(rows))
             due = self.times.probing(rows), self.times.checking(rows)
-            known = rows, self.times.repriced(rows), *due, self.drafted, plain
+            known = rows, self.times.repriced(rows), *due, *now[2:], plain
             self._known = now, known if known != self._known[1] else self._known[1]
         return self._known[1]
 

@@ -94,6 +94,7 @@ class Round:
     parked: list[bool]
     outlooks: list[Outlook]
     waited: float = 0.0
+    held_back: bool = False
 
 
 class VerifyLoop:
@@ -168,7 +169,8 @@ class VerifyLoop:
         return round_
 
     def may_run_ahead(self, batch: Batch, last: Round) -> bool:
-        """Whether the next round is plain whatever `last` turns out to be, and likely to be needed.
+        """Whether the next round may be launched before `last` lands, if no row can draft in it: `last`
+        produces all that it is fed, and it is likely to be needed.
 
         Not in a rectangle: writing to its buffer while a round in flight reads it would copy it whole.
         """
@@ -179,14 +181,13 @@ class VerifyLoop:
             and all(last.wants)
             and all(certain == last.transaction.width for certain in last.certain)
             and any(row.budget > 1 and not row.finished for row in batch.rows)
-            and self._cannot_draft(batch)
         )
 
-    def _cannot_draft(self, batch: Batch) -> bool:
+    def cannot_draft(self, batch: Batch) -> bool:
         """Whether no row can draft from the token that the round in flight is about to produce."""
         if batch.drafting is None:
             return True
-        if any(row.caps.measuring(len(batch.rows)) for row in batch.rows):
+        if len(batch.rows) == 1 and batch.rows[0].caps.measuring(1):
             return False
         caps = [row.caps.caps(len(batch.rows)) for row in batch.rows]
         asked = {name for each in caps for name, cap in each.items() if cap}
@@ -472,6 +473,7 @@ class _Reports:
                 source=source,
                 parked=parked,
                 waited=round_.waited,
+                held_back=round_.held_back,
                 drafted_together=self._drafted,
                 outlook=outlook,
             )

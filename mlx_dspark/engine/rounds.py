@@ -18,6 +18,7 @@ class Rounds:
         self._loop = loop
         self.batch = batch
         self.in_flight: Round | None = None
+        self._held_back = False
 
     @property
     def done(self) -> bool:
@@ -29,7 +30,10 @@ class Rounds:
         batch = self.batch
         leaving = any(row.finished for row in batch.rows)
         if ahead and not leaving and self._loop.may_run_ahead(batch, landing):
-            self.in_flight = self._loop.launch_ahead(batch, landing)
+            if self._loop.cannot_draft(batch):
+                self.in_flight = self._loop.launch_ahead(batch, landing)
+            else:
+                self._held_back = True
         events = self._loop.land(batch, landing) + endings(batch)
         if self.done:
             self.stop()
@@ -50,7 +54,9 @@ class Rounds:
 
     def _launch(self) -> Round:
         _drop_finished(self.batch)
-        return self._loop.launch(self.batch)
+        round_ = self._loop.launch(self.batch)
+        round_.held_back, self._held_back = self._held_back, False
+        return round_
 
 
 def _drop_finished(batch: Batch) -> None:

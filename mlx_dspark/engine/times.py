@@ -25,13 +25,19 @@ SPAN = 2
 @dataclass(slots=True)
 class _Samples:
     """The newest times of one kind of round, as multiples of what the curves say, which is 1 without them.
-    `overlapped`: of rounds that were launched before their predecessor landed."""
+    `overlapped`: of rounds that were launched before their predecessor landed. They tell the price once there
+    are enough of them."""
 
     apart: deque[float]
     overlapped: deque[float]
     at: int = 0
     middle: float = 0.0
     count: int = 0
+
+    @property
+    def by_itself(self) -> float:
+        """The median of those that were not launched ahead, as rounds with drafts are not, if there are any."""
+        return median(self.apart) if self.apart and self.overlapped else self.middle
 
     @property
     def kept(self) -> int:
@@ -41,7 +47,8 @@ class _Samples:
     def add(self, value: float, at: int, overlapped: bool, same: float) -> bool:
         """Whether that moved the middle by more than `same`, relatively, or few are known."""
         (self.overlapped if overlapped else self.apart).append(value)
-        best = self.overlapped or self.apart
+        enough = len(self.overlapped) >= RoundTimes.TRUSTED or not self.apart
+        best = self.overlapped if enough else self.apart
         before, few, middle = self.middle, self.count < RoundTimes.TRUSTED, median(best)
         self.count, self.at = len(best), at
         if not few and abs(middle - before) <= same * before:
@@ -192,6 +199,12 @@ class RoundTimes:
         known = self._known.get(rows)
         return sum(each[width].kept for each in known.by_width.values() if width in each) if known else 0
 
+    def runs_ahead(self, rows: int) -> bool:
+        """Whether the price of a plain round is that of one launched ahead."""
+        known = self._known.get(rows)
+        plain = known.by_width.get("", {}).get(1) if known else None
+        return plain is not None and len(plain.overlapped) >= self.TRUSTED
+
     def drafts_timed(self, rows: int, source: str) -> int:
         """How many times of rounds are known in which this source drafted."""
         known = self._known.get(rows)
@@ -246,14 +259,16 @@ class RoundTimes:
         times = known.times[source]
         expected = self._expected(rows, width, source, depth)
         if expected is None:
-            return _on_line({w: each.middle for w, each in times.items()}, width)
+            return _on_line(
+                {w: each.middle if w == width else each.by_itself for w, each in times.items()}, width
+            )
         return expected * self._correction(times, width, known.rounds)
 
     def _correction(self, times: Mapping[int, _Samples], width: int, now: int) -> float:
         """By how much the curves are off at this width: as seen there, else as around it. What is seen there
         counts by how far it is beyond chance (James and Stein 1961)."""
         own = times.get(width)
-        others = {w: each.middle for w, each in times.items() if w != width}
+        others = {w: each.by_itself for w, each in times.items() if w != width}
         around = _between(others, width) if others else 1.0
         if own is None:
             return around

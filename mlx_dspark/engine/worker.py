@@ -41,7 +41,7 @@ class Meter(Protocol):
     """Measures what rounds of several rows cost, a little between two of them."""
 
     def due(self, rows: int) -> bool:
-        """Whether so many rows are still to be measured."""
+        """Whether so many rows are still to be measured, and it is time for it."""
         ...
 
     def step(self, rows: int) -> Exception | None:

@@ -38,7 +38,8 @@ class RoundReport:
     tokens were fed without doubt, `depth` the committed length before the round, `source` who drafted.
     `parked`: drafting was losing time, so the row decoded plainly. `waited`: seconds in which the reader of
     the events held up the engine while the round was in flight. `drafted_together`: drafts of all its rows.
-    `outlook`: what was expected of the round.
+    `outlook`: what was expected of the round. `held_back`: it was launched only when the round before it had
+    landed, because a row might have drafted.
     """
 
     launched_at: float
@@ -56,6 +57,7 @@ class RoundReport:
     waited: float = 0.0
     drafted_together: int = 0
     outlook: Outlook = UNKNOWN_OUTLOOK
+    held_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

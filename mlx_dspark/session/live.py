@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from time import perf_counter
 
 from mlx_dspark.calibration.measure import Measured, measuring
 from mlx_dspark.calibration.plan import rows_plan
@@ -16,6 +17,9 @@ from mlx_dspark.foundation.events import RoundReport
 
 BATCH_BUDGET = 6.0
 """Seconds that the measurement of one number of rows may take, in steps between live rounds."""
+
+METER_SHARE = 0.2
+"""Of the time of running rows, what their measurement may take: it holds back rounds, too."""
 
 Steps = Generator[float, None, Measured]
 
@@ -48,19 +52,23 @@ class BatchMeter:
         *,
         key: str,
         store: CalibrationStore | None,
+        clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.curves = curves
         self._target, self._drafter, self._learn = target, drafter, learn
         self._key, self._store = key, store
         self._steps: dict[int, Steps] = {}
         self._done = {point.rows for point in curves.verify} | {1}
+        self._clock = clock
+        self._next_at = 0.0
 
     def due(self, rows: int) -> bool:
-        """Whether rounds of so many rows are still to be measured."""
-        return rows not in self._done
+        """Whether rounds of so many rows are still to be measured, and it is time for a step of it."""
+        return rows not in self._done and self._clock() >= self._next_at
 
     def step(self, rows: int) -> Exception | None:
         """Time one item of so many rows; returns what was raised, if anything was."""
+        started = self._clock()
         try:
             if rows not in self._steps:
                 self._steps[rows] = self._begin(rows)
@@ -71,6 +79,9 @@ class BatchMeter:
         except Exception as error:  # noqa: BLE001
             self._done.add(rows)
             return error
+        finally:
+            now = self._clock()
+            self._next_at = now + (now - started) * (1 / METER_SHARE - 1)
         return None
 
     def _begin(self, rows: int) -> Steps:

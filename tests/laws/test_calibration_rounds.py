@@ -239,8 +239,11 @@ class NoStore:
         return ""
 
 
-def meter_of(target: Any, drafter: Drafter, learnt: list[CostCurves], store: Any) -> BatchMeter:
-    return BatchMeter(target, drafter, ONE_ROW, learnt.append, key="key", store=store)
+def meter_of(
+    target: Any, drafter: Drafter, learnt: list[CostCurves], store: Any, clock: Clock | None = None
+) -> BatchMeter:
+    """Without a clock steps take no time, so that one is due after every round."""
+    return BatchMeter(target, drafter, ONE_ROW, learnt.append, key="key", store=store, clock=clock or Clock())
 
 
 def test_several_rows_are_measured_between_the_rounds_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,6 +277,31 @@ def test_several_rows_are_measured_between_the_rounds_of_a_batch(monkeypatch: py
     assert learnt[-1].verify_seconds(1, depth=128) == 0.01
     assert all(more.measured_at == ONE_ROW.measured_at for more in store.extended)
     assert with_rows(ONE_ROW, store.extended[0]) == learnt[0]
+
+
+def test_measuring_several_rows_takes_no_more_than_its_share_of_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, steps = Clock(), [0.3, 0.02, 0.0, 0.1] * 5
+    meter = meter_of(CostlyTarget(clock, lazy=False, context=512), LookupDrafter(), [], None, clock)
+
+    def measured(rows: int) -> Any:
+        for seconds in steps:
+            clock.now += seconds
+            yield seconds
+        return Measured(CostCurves((VerifyPoint(rows, 1, 128, 0.02, 0.0),), {}, 0.0, 8.0), "", 1, 0.1)
+
+    monkeypatch.setattr(meter, "_begin", measured)
+    measuring = rounds = 0.0
+    while 2 not in meter._done:
+        before = clock.now
+        if meter.due(2):
+            assert meter.step(2) is None
+            measuring += clock.now - before
+        clock.now += 0.01
+        rounds += 0.01
+    assert measuring == pytest.approx(sum(steps))
+    assert measuring < 0.26 * rounds
 
 
 @pytest.mark.parametrize(("refusal", "stored"), [("", True), ("uneven", False)])

@@ -17,6 +17,7 @@ from mlx_dspark.foundation.source import Source
 
 BLOCK = Source("dspark", 7)
 LOOKUP = Source("lookup", 32, own_length=True)
+SPORADIC = Source("lookup", 6, sporadic=True)
 
 
 class Machine:
@@ -226,10 +227,14 @@ def company(
     cap: int | None = None,
     curves: CostCurves | None = None,
     joining: float = 1.0,
+    ahead: float = 1.0,
+    alarms: float = 1.0,
 ) -> tuple[float, float, float]:
     """Rows of one policy that run together, each with its own acceptance; one that has `tokens` tokens
     leaves, and a new one takes its place, `lives` times. A row finds a draft with probability `hits`. `cap`:
     the one of all rows, always. The first two rounds of a batch with a new row take `joining` times as long.
+    A plain round launched ahead takes `ahead` of one that is not, which is one in which drafts were asked for
+    and, with probability `alarms`, might have come.
 
     Returns seconds, the seconds that plain decoding of the same tokens takes in rounds as full, and the share
     of rounds with drafts.
@@ -238,11 +243,18 @@ def company(
     rng, n = random.Random(seed), len(accepted)
     policy = LiveCaps([source], choose=False, pinned=pinned, curves=curves)
     rows, left = [policy.row() for _ in accepted], [tokens * lives] * n
-    clock, produced, rounds, drafting, joined = 0.0, 0, 0, 0, 0
+    clock, produced, rounds, drafting, joined, width = 0.0, 0, 0, 0, 0, 2
     while all(count > 0 for count in left):
-        drafts = [row.caps(n)[source.name] if rng.random() < hits else 0 for row in rows]
+        caps = [row.caps(n)[source.name] for row in rows]
+        possible = width == 1 and rounds > joined
+        held = possible and any(caps) and rng.random() < alarms
+        drafts = [cap if rng.random() < hits else 0 for cap in caps]
+        if possible and not held:
+            drafts = [0] * n
         width, launched = 1 + max(drafts), clock
         slow = joining if rounds - joined < 2 else 1.0
+        if possible and not held:
+            launched, slow = clock - 0.0001, slow * ahead
         clock += cost(n, width) * (1 + 0.1 * rng.uniform(-1, 1)) * slow
         rounds, drafting = rounds + 1, drafting + (width > 1)
         for r, drafted in enumerate(drafts):
@@ -262,13 +274,14 @@ def company(
                 9,
                 source.name if drafted else "",
                 drafted_together=sum(drafts),
+                held_back=held,
             )
             rows[r].observe(report)
             produced += taken + 1
             if left[r] // tokens != (left[r] - taken - 1) // tokens:
                 rows[r], joined = policy.row(), rounds
             left[r] -= taken + 1
-    return clock, produced / n * cost(n, 1), drafting / rounds
+    return clock, produced / n * cost(n, 1) * ahead, drafting / rounds
 
 
 @pytest.mark.parametrize("source", [BLOCK, LOOKUP], ids=["block", "lookup"])
@@ -345,6 +358,27 @@ def test_rounds_after_a_row_joined_are_no_price(rows: int, known: bool) -> None:
     assert drafting < 0.15, "no length pays, as the rounds between show"
 
 
+@pytest.mark.parametrize("rows", [1, 2, 8])
+@pytest.mark.parametrize("cost", COSTS)
+@pytest.mark.parametrize(("hits", "accepted"), [(0.0, 0.0), (0.03, 0.5), (0.1, 0.1)])
+def test_drafts_that_seldom_come_do_not_hold_up_rounds(
+    hits: float, accepted: float, cost: str, rows: int
+) -> None:
+    seconds, plain, _ = company(
+        COSTS[cost], (accepted,) * rows, source=SPORADIC, hits=hits, tokens=2000, lives=1, ahead=0.6
+    )
+    assert seconds <= plain / 0.97
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_a_batch_waits_for_drafts_that_are_worth_it(rows: int) -> None:
+    seconds, plain, drafting = company(
+        COSTS["flat"], (0.95,) * rows, source=SPORADIC, hits=0.9, tokens=2000, lives=1, ahead=0.6
+    )
+    assert drafting > 0.7
+    assert seconds < 0.6 * plain
+
+
 @pytest.mark.parametrize("rows", [2, 8])
 @pytest.mark.parametrize("tokens", [200, 400, 1500])
 def test_what_a_batch_spends_on_probes_stays_within_its_share(rows: int, tokens: int) -> None:
@@ -403,10 +437,13 @@ def test_round_times_charge_overlapping_rounds_once() -> None:
     assert times.charge(report(0.0, 1.0)) == pytest.approx(1.0)
     assert times.charge(report(0.5, 1.8)) == pytest.approx(0.8)
     assert times.charge(report(0.5, 1.8)) == pytest.approx(0.8), "asked again by another row"
+    assert times.seconds(1, 1) == pytest.approx(1.0), "one alone may be chance"
+    for landed in (2.6, 3.4):
+        assert times.charge(report(landed - 1.3, landed)) == pytest.approx(0.8)
     assert times.seconds(1, 1) == pytest.approx(0.8), "plain decoding launches ahead"
     assert times.seconds(1, 5) is None
-    times.charge(report(2.0, 4.0, 9))
-    assert times.seconds(1, 5) == pytest.approx((0.8 + 2.0) / 2)
+    times.charge(report(4.0, 6.0, 9))
+    assert times.seconds(1, 5) == pytest.approx((1.0 + 2.0) / 2), "one with drafts is not"
     assert times.seconds(2, 1) is None
 
 
