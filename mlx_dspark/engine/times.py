@@ -36,7 +36,7 @@ class _Samples:
 
     @property
     def by_itself(self) -> float:
-        """The median of those that were not launched ahead, as rounds with drafts are not, if there are any."""
+        """The median of those that were not launched ahead, as rounds with drafts are not."""
         return median(self.apart) if self.apart and self.overlapped else self.middle
 
     @property

@@ -17,6 +17,7 @@ from mlx_dspark.kernels.attention import Attention, stock_attention
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.framework.kernel import ExpertsKernel
 from mlx_dspark.kernels.framework.plan import QueryPlan, RowPlan
+from mlx_dspark.kernels.together import Siblings
 
 
 class _Planned(nn.Module):
@@ -38,18 +39,18 @@ class _Planned(nn.Module):
         choice = self.plan.at(x.size // x.shape[-1]) if x.dtype == self.plan.dtype and x.size else None
         if choice is None:
             return None
-        source = self.source()
-        out = choice.kernel.multiply(x.reshape(-1, x.shape[-1]), source, choice.geometry)
-        return out.reshape(*x.shape[:-1], source.outputs)
+        return choice.kernel.multiply(x, self.source(), choice.geometry)
 
 
 class KernelLinear(_Planned, nn.QuantizedLinear):
     """`nn.QuantizedLinear`: [..., inputs] -> [..., outputs]."""
 
     same_matrix = True
+    siblings: Siblings | None = None
 
     def __call__(self, x: mx.array) -> mx.array:
-        out = self.product(x)
+        together = self.siblings.product(self, x) if self.siblings is not None else None
+        out = self.product(x) if together is None else together
         if out is None:
             return super().__call__(x)
         return out + self["bias"] if "bias" in self else out
@@ -108,6 +109,20 @@ def planned(module: nn.Module, plan: RowPlan) -> nn.Module:
     dict.update(made, module)
     object.__setattr__(made, "plan", plan)
     return made
+
+
+def joined(model: nn.Module) -> None:
+    """Make planned modules of one part of the model, whose matrices are held alike, multiply together."""
+    alike: dict[tuple[Any, ...], list[KernelLinear]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, KernelLinear):
+            source = module.source()
+            held = source.inputs, source.bits, source.group_size, source.mode, module.plan.dtype
+            alike.setdefault((name.rpartition(".")[0], *held), []).append(module)
+    for modules in alike.values():
+        siblings = Siblings() if len(modules) > 1 else None
+        for module in modules:
+            object.__setattr__(module, "siblings", siblings)
 
 
 def planned_attention(plans: Mapping[tuple[Any, ...], QueryPlan]) -> Attention:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -66,25 +66,38 @@ class CpuKernels:
         self, library: ctypes.CDLL, source: str, form: dict[str, Any], call: dict[str, Any]
     ) -> list[mx.array]:
         given: list[NDArray[Any]] = []
-        counted = (ctypes.c_void_p(0), ctypes.c_void_p(0))
+        weights, places = _side_by_side([each for each in call["inputs"] if _packed(each)])
+        counted = (
+            ctypes.c_void_p(weights.ctypes.data),
+            ctypes.c_void_p(weights.ctypes.data + weights.nbytes),
+        )
         for name, array in zip(form["input_names"], call["inputs"], strict=True):
-            given.append(_bits(array))
-            if array.dtype == mx.uint32 and array.ndim > 1:
-                first = given[-1].ctypes.data
-                counted = (ctypes.c_void_p(first), ctypes.c_void_p(first + array.nbytes))
+            given.append(next(places) if _packed(array) else _bits(array))
             if f"{name}_shape" in source:
                 given.append(np.array([*array.shape, *[0] * 10][:10], np.int32))
             if f"{name}_ndim" in source:
                 given.append(np.array([array.ndim], np.int32))
-        [shape], [dtype] = call["output_shapes"], call["output_dtypes"]
-        out = np.full(shape, 0xFFFF, np.uint16)
-        places = (ctypes.c_void_p * (len(given) + 1))(*(each.ctypes.data for each in (*given, out)))
+        outs = [np.full(shape, 0xFFFF, np.uint16) for shape in call["output_shapes"]]
+        arrays = (ctypes.c_void_p * (len(given) + len(outs)))(*(each.ctypes.data for each in (*given, *outs)))
         threads = call["threadgroup"][0]
         across, down = -(-call["grid"][0] // threads), call["grid"][1]
-        said = library.run(places, across, down, threads, form["shared_memory"], *counted)
+        said = library.run(arrays, across, down, threads, form["shared_memory"], *counted)
         assert said is None, said
         self.pieces, self.most_reads = library.pieces(), library.most_reads()
-        return [mx.array(out).view(dtype)]
+        made = zip(outs, call["output_dtypes"], strict=True)
+        return [mx.array(out).view(dtype) for out, dtype in made]
+
+
+def _packed(array: mx.array) -> bool:
+    return array.dtype == mx.uint32 and array.ndim > 1
+
+
+def _side_by_side(arrays: Sequence[mx.array]) -> tuple[NDArray[Any], Iterator[NDArray[Any]]]:
+    """Weights in one range of memory, so that what is read of them can be counted, and each of them there."""
+    flat = [np.array(each).reshape(-1) for each in arrays]
+    whole = np.concatenate(flat)
+    ends = np.cumsum([each.size for each in flat])
+    return whole, (whole[end - each.size : end] for end, each in zip(ends, flat, strict=True))
 
 
 def _parameters(source: str, names: Sequence[str], inputs: Sequence[mx.array]) -> list[tuple[str, str]]:

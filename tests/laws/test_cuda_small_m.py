@@ -104,13 +104,72 @@ CHANGES = {
     "reads past the end of a row": ("n < N && byte < row_bytes);", "n < N);"),
     "reads past the last row": ("n < N && byte < row_bytes);", "byte < row_bytes);"),
     "leaves out a warp": ("for (int w = 0; w < WARPS; w++)", "for (int w = 1; w < WARPS; w++)"),
-    "sums before all have come": ("__syncthreads();\n    for (int i = warp;", "for (int i = warp;"),
+    "sums before all have come": ("__syncthreads();\n    const Part part", "const Part part"),
     "skips a tile": ("ahead_tile += gridDim.x;", "ahead_tile += 1;"),
     "reads another lane's x": ("(size_t)g * K + 8 * t;", "(size_t)g * K + 4 * t;"),
     "stores a row twice": ("(i >> 1 & 1) * 8 + g", "g"),
     "takes the scales of another share": ("const int group = share * COUNT", "const int group = share"),
     "takes the scales of another chunk": ("(chunk % SPAN) * GROUPS * 2", "(chunk % SPAN) * GROUPS"),
 }
+
+
+TOGETHER = {
+    "takes the first matrix for the second": (
+        "reinterpret_cast<const unsigned char*>(weights_1)",
+        "weight_bytes",
+    ),
+    "takes the first scales for the second": (
+        "lane < 16 ? scales_1 : biases_1",
+        "lane < 16 ? scales : biases",
+    ),
+    "begins the third too late": ("tile - tiles_0 - tiles_1};", "tile - tiles_0};"),
+    "ends the second like the first": ("y_1, weights_1_shape[0],", "y_1, N,"),
+    "leaves out the last matrix": (
+        "tiles_0 + tiles_1 + (weights_2_shape[0] + ROWS - 1) / ROWS",
+        "tiles_0 + tiles_1",
+    ),
+    "copies of the first only": (
+        "const Part part = part_of(of_all);",
+        "const Part part = part_of(of_all % 3);",
+    ),
+}
+
+
+def together(
+    kernels: CpuKernels, form: tuple[int, int, mx.Dtype], outputs: tuple[int, ...], rows: int
+) -> bool:
+    """Whether several matrices by one launch are what each is by itself, and every weight was read once."""
+    bits, group, kind = form
+    kernel, launch = CudaSmallM(kernels), Geometry(1, 2, 3, 2, 1)
+    shapes = [MatrixShape(each, 3 * group + 64, bits, group, kind) for each in outputs]
+    sources = [shape.draw(seed) for seed, shape in enumerate(shapes)]
+    x = shapes[0].draw_rows(rows, 5).reshape(1, rows, -1)
+    made = kernel.multiply_together(x, sources, launch)
+    once = kernels.most_reads == 1 and kernels.pieces * 16 == sum(each.weight.nbytes for each in sources)
+    alone = [kernel.multiply(x, source, launch) for source in sources]
+    return once and all(mx.array_equal(one, other) for one, other in zip(made, alone, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("form", "outputs", "rows"),
+    [((4, 64, mx.bfloat16), (16, 130, 20), 1), ((8, 32, mx.float16), (70, 33), 9)],
+    ids=["three", "two"],
+)
+def test_matrices_multiplied_together_are_as_each_by_itself(
+    form: tuple[int, int, mx.Dtype], outputs: tuple[int, ...], rows: int, tmp_path: Path
+) -> None:
+    assert together(CpuKernels(tmp_path), form, outputs, rows)
+
+
+@pytest.mark.parametrize("change", TOGETHER.values(), ids=TOGETHER.keys())
+def test_a_change_for_the_worse_of_several_is_noticed(change: tuple[str, str], tmp_path: Path) -> None:
+    told, same = "", False
+    try:
+        same = together(CpuKernels(tmp_path, change), (4, 64, mx.bfloat16), (40, 100, 20), 3)
+    except AssertionError as error:
+        told = str(error)
+        assert "is not there once" not in told
+    assert not same
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
@@ -122,6 +181,7 @@ def test_a_change_for_the_worse_is_noticed(change: tuple[str, str], tmp_path: Pa
         found = errors(kernels, MatrixShape(100, 704, 4, 64, mx.float16), 5, Geometry(1, 2, 3, 2, 1))
     except AssertionError as error:
         told = str(error)
+        assert "is not there once" not in told
     assert found > 1 or "leaves shared memory" in told or "parted" in told
 
 

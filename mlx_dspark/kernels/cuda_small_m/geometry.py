@@ -55,8 +55,9 @@ class Geometry(NamedTuple):
         held = columns * 16 * -(-shape.inputs // share) * share if self.hold else 0
         return self.warps * self.tiles * (self.stages * (codes + parts) + sums) + held
 
-    def blocks(self, outputs: int) -> int:
-        needed = -(-outputs // (16 * self.tiles))
+    def blocks(self, *outputs: int) -> int:
+        """For matrices of so many outputs each."""
+        needed = sum(-(-each // (16 * self.tiles)) for each in outputs)
         return min(needed, MULTIPROCESSORS * self.resident) if self.steady else needed
 
     def fits(self, shape: MatrixShape, columns: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 from zlib import crc32
 
@@ -28,16 +29,26 @@ def product(x: mx.array, source: Source, geometry: Geometry, factory: Factory | 
     Each weight is read once whatever the rows, and a row's result has the same bits in any company, as long
     as `geometry.order` is the same. Rows of x and of the weights must begin at multiples of 16 bytes.
     """
+    return products(x, (source,), geometry, factory)[0]
+
+
+def products(
+    x: mx.array, sources: Sequence[Source], geometry: Geometry, factory: Factory | None = None
+) -> list[mx.array]:
+    """`product` of each of up to MOST_TOGETHER matrices by one launch, which are held in the same number
+    of bits and the same groups."""
     *leading, inputs = x.shape
-    form = (source.bits, source.group_size, (x.size // inputs + 7) // 8, False)
-    compiled, grid, threads = _launch(factory, x.dtype, form, source.outputs, inputs, geometry)
+    first, outputs = sources[0], tuple(source.outputs for source in sources)
+    form = (first.bits, first.group_size, (x.size // inputs + 7) // 8, False, len(sources))
+    compiled, grid, threads = _launch(factory, x.dtype, form, outputs, inputs, geometry)
+    held = ((source.weight, source.scales, source.biases) for source in sources)
     return compiled(
-        inputs=[x, source.weight, source.scales, source.biases],
+        inputs=[x, *chain.from_iterable(held)],
         grid=grid,
         threadgroup=threads,
-        output_shapes=[(*leading, source.outputs)],
-        output_dtypes=[x.dtype],
-    )[0]
+        output_shapes=[(*leading, each) for each in outputs],
+        output_dtypes=[x.dtype] * len(outputs),
+    )
 
 
 def gathered(
@@ -46,8 +57,8 @@ def gathered(
     """[rows, inputs] -> [rows, outputs], row i by matrix `experts[i]` of [experts, outputs, inputs], not
     evaluated. `experts` [rows] rises: a matrix is read once for every 8 of its rows."""
     rows, inputs = x.shape
-    form = (source.bits, source.group_size, 1, True)
-    compiled, grid, threads = _launch(factory, x.dtype, form, source.outputs, inputs, geometry)
+    form = (source.bits, source.group_size, 1, True, 1)
+    compiled, grid, threads = _launch(factory, x.dtype, form, (source.outputs,), inputs, geometry)
     return compiled(
         inputs=[x, source.weight, source.scales, source.biases, experts.astype(mx.uint32)],
         grid=(grid[0], rows, 1),
@@ -57,23 +68,30 @@ def gathered(
     )[0]
 
 
-Form = tuple[int, int, int, bool]
-"""Bits, group, columns (of 8 rows of x), and whether rows choose among experts."""
+MOST_TOGETHER = 3
+
+Form = tuple[int, int, int, bool, int]
+"""Bits, group, columns (of 8 rows of x), whether rows choose among experts, how many matrices there are."""
 
 
 @cache
 def _launch(
-    factory: Factory | None, dtype: mx.Dtype, form: Form, outputs: int, inputs: int, geometry: Geometry
+    factory: Factory | None,
+    dtype: mx.Dtype,
+    form: Form,
+    outputs: tuple[int, ...],
+    inputs: int,
+    geometry: Geometry,
 ) -> tuple[Any, tuple[int, int, int], tuple[int, int, int]]:
-    shape = MatrixShape(outputs, inputs, form[0], form[1], dtype)
+    shape = MatrixShape(sum(outputs), inputs, form[0], form[1], dtype)
     shared = geometry.shared_bytes(shape, form[2])
     compiled = _kernel(factory, dtype, form, shared, geometry)
-    return compiled, (geometry.blocks(outputs) * geometry.threads, 1, 1), (geometry.threads, 1, 1)
+    return compiled, (geometry.blocks(*outputs) * geometry.threads, 1, 1), (geometry.threads, 1, 1)
 
 
 @cache
 def _kernel(factory: Factory | None, dtype: mx.Dtype, form: Form, shared: int, geometry: Geometry) -> Any:
-    bits, group, columns, gather = form
+    bits, group, columns, gather, parts = form
     constants = {
         "BITS": bits,
         "GROUP": group,
@@ -85,29 +103,40 @@ def _kernel(factory: Factory | None, dtype: mx.Dtype, form: Form, shared: int, g
         "HOLD": int(geometry.hold),
     }
     text = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    text = f"#define GATHER {int(gather)}\nnamespace small_m {{\nusing T = {_NAMES[dtype]};\n{text}}}\n"
+    text = f"namespace small_m {{\nusing T = {_NAMES[dtype]};\n{text}}}\n"
+    text = f"#define GATHER {int(gather)}\n#define PARTS {parts}\n{text}"
     body = source_text("product.cu")
     header = source_text("lanes.cuh") + source_text("parts.cuh") + text
     # MLX keeps what it compiled by name, on disk too, with its shared memory: the name tells them apart.
+    ends = ["", *(f"_{number}" for number in range(1, parts))]
     name = f"small_m_{geometry.resident}_{shared}_{crc32((header + body).encode()):08x}"
     return (factory or mx.fast.cuda_kernel)(
         name=name,
-        input_names=["x", "weights", "scales", "biases", *(["experts"] if gather else [])],
-        output_names=["y"],
-        header=header + _bounds(name, _NAMES[dtype], gather, geometry),
+        input_names=[
+            "x",
+            *(held + end for end in ends for held in ("weights", "scales", "biases")),
+            *(["experts"] if gather else []),
+        ],
+        output_names=[f"y{end}" for end in ends],
+        header=header + _bounds(name, _NAMES[dtype], gather, ends, geometry),
         source=body,
         shared_memory=shared,
     )
 
 
-def _bounds(name: str, kind: str, gather: bool, geometry: Geometry) -> str:
+def _bounds(name: str, kind: str, gather: bool, ends: Sequence[str], geometry: Geometry) -> str:
     """Declares the function that MLX is about to define, so that its registers suit the launch."""
+    held = "".join(
+        f"const uint32_t* weights{end}, const __grid_constant__ Shape weights{end}_shape, "
+        f"const {kind}* scales{end}, const {kind}* biases{end}, "
+        for end in ends
+    )
     experts = "const uint32_t* experts, " if gather else ""
+    results = ", ".join(f"{kind}* y{end}" for end in ends)
     return f"""namespace mlx::core::cu {{
 __global__ void __launch_bounds__({geometry.threads}, {geometry.resident}) custom_kernel_{name}(
     const {kind}* x, const __grid_constant__ Shape x_shape, const __grid_constant__ int x_ndim,
-    const uint32_t* weights, const __grid_constant__ Shape weights_shape, const {kind}* scales,
-    const {kind}* biases, {experts}{kind}* y);
+    {held}{experts}{results});
 }}
 """
 
@@ -121,7 +150,7 @@ class CudaSmallM(RowsKernel):
     """The kernel as the framework asks for it."""
 
     name = "cuda-small-m"
-    version = 2
+    version = 3
     back_end = "cuda"
     widths: Sequence[int] = (1, 2, 4, 8, 12, cases.MOST_ROWS)
 
@@ -143,6 +172,11 @@ class CudaSmallM(RowsKernel):
 
     def multiply(self, x: mx.array, source: Source, geometry: Any) -> mx.array:
         return product(x, source, geometry, self._factory)
+
+    most_together = MOST_TOGETHER
+
+    def multiply_together(self, x: mx.array, sources: Sequence[Source], geometry: Any) -> list[mx.array]:
+        return products(x, sources, geometry, self._factory)
 
     def geometries(self, case: Case) -> Sequence[Geometry]:
         return ways(MatrixShape.parse(case.shape), case.width)

@@ -1,5 +1,6 @@
   // x [.., K] and y [.., N] of T, weights [N, K * BITS / 32], scales and biases [N, K / GROUP] of T. Of experts the
-  // last three have a first axis more, and experts [M], rising, says which of them each row of x is for.
+  // last three have a first axis more, and experts [M], rising, says which of them each row of x is for. Of PARTS
+  // matrices for the same x, the tiles of weights_1 and weights_2 come after those of weights.
   using namespace small_m;
   constexpr int CHUNK = 128, UNITS = CHUNK / 32, GROUPS = CHUNK / GROUP, EACH = GROUP / 32, PAIRS = (GROUPS + 1) / 2;
   constexpr int SHARE = CHUNK * SPAN, COUNT = SHARE / GROUP, PART = COUNT > 1 ? 2 * COUNT : 4;
@@ -10,7 +11,17 @@
   int M = 1;
   for (int i = 0; i < x_ndim - 1; i++) M *= x_shape[i];
   const int groups = K / GROUP, row_bytes = K * BITS / 8;
-  const int shares = (K + SHARE - 1) / SHARE, tiles = (N + ROWS - 1) / ROWS;
+  const int shares = (K + SHARE - 1) / SHARE;
+#if PARTS > 1
+  const int tiles_0 = (N + ROWS - 1) / ROWS, tiles_1 = (weights_1_shape[0] + ROWS - 1) / ROWS;
+#endif
+#if PARTS == 1
+  const int tiles = (N + ROWS - 1) / ROWS;
+#elif PARTS == 2
+  const int tiles = tiles_0 + tiles_1;
+#else
+  const int tiles = tiles_0 + tiles_1 + (weights_2_shape[0] + ROWS - 1) / ROWS;
+#endif
   unsigned char* const ring = arena() + warp * STAGES * STAGE;
   float* const others = reinterpret_cast<float*>(arena() + WARPS * STAGES * STAGE);
   uint4* const held = reinterpret_cast<uint4*>(others + WARPS * SUMS * 32);
@@ -34,23 +45,56 @@
   const unsigned char* const weight_bytes = reinterpret_cast<const unsigned char*>(weights) + row_before * row_bytes;
   const unsigned short* const parts = reinterpret_cast<const unsigned short*>(lane < 16 ? scales : biases) + row_before * groups;
   constexpr int PIECE = PART < 16 ? PART : 16;
-  const bool aligned = COUNT > 1 && ((size_t)scales | (size_t)biases | (size_t)(2 * groups)) % PIECE == 0;
+  size_t places = (size_t)scales | (size_t)biases | (size_t)(2 * groups);
+#if PARTS > 1
+  places |= (size_t)scales_1 | (size_t)biases_1;
+#endif
+#if PARTS > 2
+  places |= (size_t)scales_2 | (size_t)biases_2;
+#endif
+  const bool aligned = COUNT > 1 && places % PIECE == 0;
   const unsigned short* const x_row = x_rows + (size_t)g * K + 8 * t;
 
+  // A tile's matrix: its weights, scales or biases, result and outputs, and which of its own tiles it is.
+  struct Part {
+    const unsigned char* weights;
+    const unsigned short* parts;
+    T* out;
+    int outputs, tile;
+  };
+  auto part_of = [&](int tile) {
+    Part part = {weight_bytes, parts, out, N, tile};
+#if PARTS > 1
+    if (tile >= tiles_0)
+      part = {reinterpret_cast<const unsigned char*>(weights_1),
+              reinterpret_cast<const unsigned short*>(lane < 16 ? scales_1 : biases_1), y_1, weights_1_shape[0],
+              tile - tiles_0};
+#endif
+#if PARTS > 2
+    if (tile >= tiles_0 + tiles_1)
+      part = {reinterpret_cast<const unsigned char*>(weights_2),
+              reinterpret_cast<const unsigned short*>(lane < 16 ? scales_2 : biases_2), y_2, weights_2_shape[0],
+              tile - tiles_0 - tiles_1};
+#endif
+    return part;
+  };
+
   // Copies this warp's share of a tile: its weights, and for row i of 16 the scales to place i, the biases to 16 + i.
-  auto copy = [&](int tile, int share, int slot) {
+  auto copy = [&](int of_all, int share, int slot) {
+    const Part part = part_of(of_all);
+    const int tile = part.tile, N = part.outputs;
     unsigned char* const to = ring + slot * STAGE;
     const int piece = lane % PIECES, byte = share * BYTES + piece * 16, inside = min(byte, row_bytes - 16);
 #pragma unroll
     for (int i = 0; i < ROWS * PIECES / 32; i++) {
       const int row = i * (32 / PIECES) + lane / PIECES, n = tile * ROWS + row;
-      const unsigned char* const from = weight_bytes + (size_t)min(n, N - 1) * row_bytes + inside;
+      const unsigned char* const from = part.weights + (size_t)min(n, N - 1) * row_bytes + inside;
       fetch<16>(to + row * STRIDE + piece * 16, from, n < N && byte < row_bytes);
     }
 #pragma unroll
     for (int r = 0; r < RT; r++) {
       const int n = tile * ROWS + 16 * r + (lane & 15);
-      const unsigned short* const from = parts + (n < N ? (size_t)n * groups : 0);
+      const unsigned short* const from = part.parts + (n < N ? (size_t)n * groups : 0);
       unsigned char* const place = to + WEIGHTS + (r * 32 + lane) * PART;
 #pragma unroll
       for (int i = 0; i < PART / PIECE; i++) {
@@ -198,11 +242,12 @@
 #pragma unroll
     for (int i = 0; i < SUMS; i++) others[(warp * SUMS + i) * 32 + lane] = (&sum[0][0][0])[i];
     __syncthreads();
+    const Part part = part_of(tile);
     for (int i = warp; i < SUMS; i += WARPS) {
       float all = 0.f;
 #pragma unroll
       for (int w = 0; w < WARPS; w++) all += others[(w * SUMS + i) * 32 + lane];
-      const int n = tile * ROWS + i / (4 * NT) * 16 + (i >> 1 & 1) * 8 + g, m = i / 4 % NT * 8 + 2 * t + (i & 1);
-      if (n < N && m < M) out[(size_t)m * N + n] = T(all);
+      const int n = part.tile * ROWS + i / (4 * NT) * 16 + (i >> 1 & 1) * 8 + g, m = i / 4 % NT * 8 + 2 * t + (i & 1);
+      if (n < part.outputs && m < M) part.out[(size_t)m * part.outputs + n] = T(all);
     }
   }

@@ -115,8 +115,22 @@ class MatrixKernel(Kernel, Protocol):
     def case(self, source: Source, dtype: mx.Dtype, width: int) -> Case: ...
 
     def multiply(self, x: mx.array, source: Source, geometry: Geometry) -> mx.array:
-        """[rows, inputs] -> [rows, outputs] in the type of x, the product with the transposed matrix, not
+        """[.., inputs] -> [.., outputs] in the type of x, the product with the transposed matrix, not
         evaluated."""
+        ...
+
+
+@runtime_checkable
+class TogetherKernel(MatrixKernel, Protocol):
+    """A kernel that multiplies one x with several matrices by one launch, which are held alike."""
+
+    @property
+    def most_together(self) -> int: ...
+
+    def multiply_together(
+        self, x: mx.array, sources: Sequence[Source], geometry: Geometry
+    ) -> Sequence[mx.array]:
+        """`multiply` of each, bit for bit."""
         ...
 
 

@@ -97,7 +97,7 @@ class Offer:
         """Replace the modules of `model` whose products a kernel was admitted for."""
         if not self._offered:
             return
-        from mlx_dspark.kernels.gpu_modules import planned, source_of
+        from mlx_dspark.kernels.gpu_modules import joined, planned, source_of
 
         sources = {
             name: source
@@ -119,6 +119,7 @@ class Offer:
             if admitted:
                 plan = RowPlan(admitted, dtype, self.live.board)
                 model.update_modules(tree_unflatten([(name, planned(modules[name], plan)) for name in names]))
+        joined(model)
 
     def _matrices(
         self,

@@ -60,17 +60,17 @@ class MetalSmallM(RowsKernel):
         return self.multiply(inputs.x, inputs.source, geometry)
 
     def multiply(self, x: mx.array, source: Source, geometry: SmallMGeometry) -> mx.array:
-        """[rows, inputs] -> [rows, outputs] in the type of x. Raises ValueError for more than 16 rows."""
-        rows, outputs = x.shape[0], source.outputs
+        """[.., inputs] -> [.., outputs] in the type of x. Raises ValueError for more than 16 rows."""
+        rows, outputs = x.size // x.shape[-1], source.outputs
         if rows > MOST_ROWS:
             raise ValueError(f"{rows} rows, and the kernel takes at most {MOST_ROWS}")
         threadgroups = -(-outputs // (8 * geometry.tiles))
         made = self._compiled(
-            inputs=[x, source.weight, source.scales, source.biases],
+            inputs=[x.reshape(rows, -1), source.weight, source.scales, source.biases],
             template=_template(x, source, geometry, row_tiles(rows)),
             grid=(geometry.threads * threadgroups, 1, 1),
             threadgroup=(geometry.threads, 1, 1),
-            output_shapes=[(rows, outputs)],
+            output_shapes=[(*x.shape[:-1], outputs)],
             output_dtypes=[x.dtype],
         )
         return made[0]

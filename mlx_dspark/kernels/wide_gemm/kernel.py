@@ -51,7 +51,8 @@ class WideGemm(RowsKernel):
 
     def multiply(self, x: mx.array, source: Source, geometry: Geometry) -> mx.array:
         del geometry
-        return x @ _whole(source).T
+        made = x.reshape(-1, source.inputs) @ _whole(source).T
+        return made.reshape(*x.shape[:-1], source.outputs)
 
     _dimensions = 2
 
