@@ -5,12 +5,13 @@
     python benchmarks/batching.py --model FOLDER --json out.json
 
 Every arm answers the same requests with so many rows at most; requests wait until a row is free. The arms
-take turns, --turns times after --warm-up turns that do not count. What drafts cost is measured first, as a
-session does. A rate is that of all rows together, decoding only: tokens committed by rounds that read no
-prompt, over the time of these rounds. Speculation in a batch is compared, turn by turn, with the better of
-the plain batch and the same speculation one row at a time; a ratio is the median over the turns, and "of
-turns" the lowest and highest quarter. "differ" counts answers whose ids are not those of the plain arm of one
-row, which ties explain: a width rounds in its own way.
+take turns, --turns times after --warm-up turns that do not count, and as many more as it takes until what
+rounds of so many rows cost has been measured between them, as in a session. A rate is that of all rows
+together, decoding only: tokens committed by rounds that read no prompt, over the time of these rounds.
+Speculation in a batch is compared, turn by turn, with the better of the plain batch and the same speculation
+one row at a time; a ratio is the median over the turns, and "of turns" the lowest and highest quarter.
+"differ" counts answers whose ids are not those of the plain arm of one row, which ties explain: a width
+rounds in its own way.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ CONTENTS = {
     ],
 }
 MAX_WAIT = 600.0
+MOST_TURNS = 8
 PLAIN = "baseline"
 
 
@@ -95,6 +97,14 @@ class Arm:
         rate.accepted = sum(report.accepted for report in decoding)
         rate.seconds = _seconds(decoding, reading)
         self.rates.append(rate)
+
+    def settle(self, requests: list[GenerateRequest], rows: int) -> None:
+        """Forget the turns so far, after more where costs are still being measured."""
+        for _ in range(MOST_TURNS):
+            if self.engine.costs_known(rows):
+                break
+            self.run(requests)
+        self.rates.clear()
 
     @staticmethod
     def _ended(event: object) -> bool:
@@ -195,8 +205,8 @@ def main() -> None:
             for key in order if turn % 2 else reversed(order):
                 arms[key].run(requests)
             if turn < args.warm_up:
-                for arm in arms.values():
-                    arm.rates.clear()
+                for (_, n), arm in arms.items():
+                    arm.settle(requests, n)
         result[content] = show(content, arms, rows)
         for arm in arms.values():
             arm.engine.close()

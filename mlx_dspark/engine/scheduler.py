@@ -56,6 +56,7 @@ class Scheduler:
         self.max_rows = max_rows
         self._post = Post()
         self._loop = loop(target, drafter, prefill_chunk=prefill_chunk)
+        self._meter = meter
         worker = Worker(self._loop, cap if cap is not None else FixedCaps({}), max_rows, self._post, meter)
         self._thread = Thread(target=_run, args=(worker, mx.default_device()), name="engine", daemon=True)
         _LIVE[self._thread] = self._post
@@ -91,6 +92,10 @@ class Scheduler:
         must agree on it from the start."""
         assert tokens >= 1
         self._loop.prefill_chunk = tokens
+
+    def costs_known(self, rows: int) -> bool:
+        """Whether nothing of what rounds of so many rows cost is left to be measured while they run."""
+        return self._meter is None or self._meter.known(rows)
 
     @property
     def running(self) -> bool:

@@ -44,6 +44,10 @@ class Meter(Protocol):
         """Whether so many rows are still to be measured, and it is time for it."""
         ...
 
+    def known(self, rows: int) -> bool:
+        """Whether nothing of so many rows is left to be measured."""
+        ...
+
     def step(self, rows: int) -> Exception | None:
         """Do a little of it; raises nothing, and returns what was raised."""
         ...

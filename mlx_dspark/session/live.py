@@ -18,7 +18,7 @@ from mlx_dspark.foundation.events import RoundReport
 BATCH_BUDGET = 6.0
 """Seconds that the measurement of one number of rows may take, in steps between live rounds."""
 
-METER_SHARE = 0.2
+METER_SHARE = 0.5
 """Of the time of running rows, what their measurement may take: it holds back rounds, too."""
 
 Steps = Generator[float, None, Measured]
@@ -64,7 +64,11 @@ class BatchMeter:
 
     def due(self, rows: int) -> bool:
         """Whether rounds of so many rows are still to be measured, and it is time for a step of it."""
-        return rows not in self._done and self._clock() >= self._next_at
+        return not self.known(rows) and self._clock() >= self._next_at
+
+    def known(self, rows: int) -> bool:
+        """Whether nothing of so many rows is left to be measured."""
+        return rows in self._done
 
     def step(self, rows: int) -> Exception | None:
         """Time one item of so many rows; returns what was raised, if anything was."""
