@@ -7,8 +7,10 @@
 Without --drafter, the one shipped with the model drafts. What drafts cost is measured first, as a session
 does, unless it is known. Stock mlx-lm runs in a process of its own over an export of the model, once per
 prompt. On each prompt the arms take turns, as often as --trials says, and each keeps its best time; a ratio
-is one of summed times, against plain decoding at the same temperature. Rates count decoding only. Greedy ids
-are compared with plain decoding's. Arms named T=1 draw at temperature 1 without a seed.
+is one of summed times, against plain decoding at the same temperature. "by rounds" is the same ratio over all
+turns with each round at the median time of its kind on that prompt (benchmarks/by_rounds.py), which a busy
+machine disturbs less. Rates count decoding only. Greedy ids are compared with plain decoding's. Arms named
+T=1 draw at temperature 1 without a seed.
 
 Accept length is that of benchmarks/accept_length.py. "reached" is the share of verify rounds that accepted at
 least 1, 2, ... drafts; drafts that a round was not allowed count as not accepted.
@@ -25,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.by_rounds import Kind, Round, rounds_of, usual
+from benchmarks.by_rounds import rate as rate_by_rounds
 from mlx_dspark.bench.arms import Answer, Measured, answer_of, measured
 from mlx_dspark.bench.cases import CONTENTS, shipped_prompts
 from mlx_dspark.bench.stats import VerifyRound, Work, accept_length, rate, reached
@@ -45,9 +49,11 @@ from mlx_dspark.session.result import Result
 
 @dataclass
 class Tally:
-    """One arm on one content: the best run of each prompt."""
+    """One arm on one content: the best run of each prompt, and the rounds of all turns with what is usual
+    on the prompt."""
 
     runs: list[Measured] = field(default_factory=list)
+    turns: list[tuple[list[Round], dict[Kind, float]]] = field(default_factory=list)
 
     @property
     def answers(self) -> list[Answer]:
@@ -56,6 +62,10 @@ class Tally:
     @property
     def rate(self) -> float:
         return rate([run.decode for run in self.runs]) or 0.0
+
+    @property
+    def by_rounds(self) -> float:
+        return rate_by_rounds(self.turns)
 
     @property
     def rounds(self) -> list[VerifyRound]:
@@ -69,18 +79,18 @@ class Tally:
 POLICIES: dict[str, MaxDraft] = {"derived": None, "auto": "auto", "whole block": 0}
 STOCK = "stock mlx-lm"
 PLAIN, SAMPLED = "plain", ", T=1"
-Arm = Callable[[list[int], int], Measured]
+Arm = Callable[[list[int], int], tuple[Measured, list[Round]]]
 
 
 def stock_arm(stock: Stock) -> Arm:
     """Stock mlx-lm."""
 
-    def run(ids: list[int], new: int) -> Measured:
+    def run(ids: list[int], new: int) -> tuple[Measured, list[Round]]:
         found = stock.generate(ids, new)
         tokens = tuple(found["tokens"])
         prefill = Work(len(ids), found["prefill_seconds"])
         decode = Work(len(tokens) - 1, found["decode_seconds"])
-        return Measured((Answer(tokens),), prefill, prefill.seconds, decode, 0, 0)
+        return Measured((Answer(tokens),), prefill, prefill.seconds, decode, 0, 0), []
 
     return run
 
@@ -98,9 +108,9 @@ def arm_of(
     cap = cap_policy(max_draft, sources, curves=curves, acceptance=parts.acceptance)
     engine = Engine(parts.target, drafter, cap=cap)
 
-    def run(ids: list[int], new: int) -> Measured:
+    def run(ids: list[int], new: int) -> tuple[Measured, list[Round]]:
         events = list(engine.stream(GenerateRequest(tuple(ids), new, sampling)))
-        return measured([answer_of(events, Result.fold(events))], [events])
+        return measured([answer_of(events, Result.fold(events))], [events]), rounds_of(events)
 
     return run
 
@@ -142,14 +152,19 @@ def measure(arms: dict[str, Arm], prompts: list[list[int]], new: int, trials: in
     tallies = {name: Tally() for name in arms}
     for ids in prompts:
         best: dict[str, Measured] = {}
+        turns: list[tuple[str, list[Round]]] = []
         for trial in range(trials):
             order = list(arms) if trial % 2 == 0 else list(reversed(arms))
             for name in order:
                 if trial and name == STOCK:
                     continue
-                run = arms[name](ids, new)
+                run, rounds = arms[name](ids, new)
+                turns.append((name, rounds))
                 if name not in best or run.decode.seconds < best[name].decode.seconds:
                     best[name] = run
+        known = usual(each for _, rounds in turns for each in rounds)
+        for name, rounds in turns:
+            tallies[name].turns.append((rounds, known))
         for name, run in best.items():
             tallies[name].runs.append(run)
     return tallies
@@ -167,6 +182,7 @@ def show(content: str, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
             "arm": name,
             "tokens_per_sec": round(tally.rate, 2),
             "against_plain": round(tally.rate / plain.rate, 3),
+            "by_rounds": round(tally.by_rounds / plain.by_rounds, 3) if name != STOCK else None,
             "accept_length": round(accept_length(tally.rounds) or 0.0, 3),
             "reached": [round(share, 3) for share in shares],
             "drafted": sum(each.drafted for each in tally.rounds),
@@ -181,6 +197,7 @@ def show(content: str, tallies: dict[str, Tally]) -> list[dict[str, Any]]:
         first = " ".join(f"{share:.2f}" for share in shares[:8])
         print(
             f"| {content} | {name} | {row['tokens_per_sec']:.1f} | {row['against_plain']:.2f} | "
+            f"{'' if name == STOCK else format(row['by_rounds'], '.2f')} | "
             f"{row['accept_length']:.2f} | {first} | {row['accepted']}/{row['drafted']} | "
             f"{row['parked_rounds']} | {row['prefill_seconds']:.1f} | {same} |",
             flush=True,
@@ -219,7 +236,17 @@ def main() -> None:
         if not args.no_stock:
             stock = Stock([stock_folder(args.model, Path(scratch))])
             arms[STOCK] = stock_arm(stock)
-        heads = ("content", "arm", "tok/s", "x plain", "accept length", "reached", "accepted", "parked")
+        heads = (
+            "content",
+            "arm",
+            "tok/s",
+            "x plain",
+            "by rounds",
+            "accept length",
+            "reached",
+            "accepted",
+            "parked",
+        )
         heads += ("prefill s", "same ids")
         print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
         rows: list[dict[str, Any]] = []

@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.by_rounds import rate as rate_by_rounds
+from benchmarks.by_rounds import rounds_of, usual
 from mlx_dspark.bench.arms import Answer, Measured
 from mlx_dspark.bench.cases import CONTENTS, Case, shipped_prompts
 from mlx_dspark.bench.chart import Bar, bar, chart
@@ -41,6 +43,7 @@ from mlx_dspark.bench.verdict import TIE_FACTOR, Gap, Verdict, compared, first_d
 from mlx_dspark.cli.benchmark import Told
 from mlx_dspark.foundation.bench_settings import BenchmarkSettings
 from mlx_dspark.foundation.errors import UsageError
+from mlx_dspark.foundation.events import Committed, EngineEvent, Prefilled, RoundReport
 from mlx_dspark.foundation.pictures import check_picture
 from mlx_dspark.foundation.settings import LoadSettings
 
@@ -492,3 +495,25 @@ def test_macos_tells_power_and_limits() -> None:
         "power": {"source": "Battery Power", "charge_percent": 87},
         "limits": {"CPU_Scheduler_Limit": 100, "CPU_Speed_Limit": 80},
     }
+
+
+def test_a_busy_moment_changes_no_rate_by_rounds() -> None:
+    """The rate is what an undisturbed run of the same rounds takes."""
+
+    def events(slow: int) -> list[EngineEvent]:
+        landed, found = 1.0, []
+        kinds = [(1, 0, 0.1), (4, 3, 0.2)] * 6
+        found.append(Prefilled(9, 9, RoundReport(0.5, landed, 1, 9, 9, 0, 0, 0, 0, 0)))
+        for number, (width, drafted, seconds) in enumerate(kinds):
+            began, landed = landed, landed + seconds + (5.0 if number == slow else 0.0)
+            source = "lookup" if drafted else ""
+            report = RoundReport(began, landed, 1, width, 1, drafted, drafted, 1, 1 + drafted, 9, source)
+            found.append(Committed((1,) * (1 + drafted), report))
+        return found
+
+    calm, busy = rounds_of(events(-1)), rounds_of(events(5))
+    known = usual([*calm, *busy])
+    assert known == {("", 1, False): pytest.approx(0.1), ("lookup", 4, False): pytest.approx(0.2)}
+    assert rate_by_rounds([(busy, known)]) == pytest.approx(rate_by_rounds([(calm, known)]))
+    assert rate_by_rounds([(calm, known)]) == pytest.approx(5 / 0.3)
+    assert sum(each.seconds for each in busy) == pytest.approx(6 * 0.3 + 5.0)
