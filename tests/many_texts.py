@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlx_dspark.engine.engine import Engine
+from mlx_dspark.engine.admit import new_batch
+from mlx_dspark.engine.loop import VerifyLoop
+from mlx_dspark.engine.rounds import Rounds
+from mlx_dspark.foundation.caps import CapPolicy
 from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
 from mlx_dspark.nn.noise import RowNoise
@@ -24,7 +27,8 @@ class Drawn:
 
 
 def draw_texts(
-    engine: Engine,
+    loop: VerifyLoop,
+    caps: CapPolicy,
     prompt: tuple[int, ...],
     length: int,
     sampling: SamplingParams,
@@ -34,7 +38,8 @@ def draw_texts(
     seeded: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Drawn:
-    """`rows` answers, `batch` at a time. Unseeded rows take the noise of fixed seeds and stay unseeded."""
+    """`rows` answers; `batch` of them read their prompt together. Unseeded rows take the noise of fixed
+    seeds and stay unseeded."""
     counter, fixed = iter(range(rows)), RowNoise.of_seeds
 
     def unseeded(seeds: Any) -> RowNoise:
@@ -50,9 +55,11 @@ def draw_texts(
             GenerateRequest(prompt, length, replace(sampling, seed=start + i if seeded else None))
             for i in range(batch)
         ]
-        for index, event in engine.run(requests):
-            if isinstance(event, Committed):
-                answers[index] += event.tokens
-                accepted, drafted = accepted + event.report.accepted, drafted + event.report.drafted
+        rounds = Rounds(loop, new_batch(loop.target, loop.drafter, caps, list(enumerate(requests))))
+        while not rounds.done:
+            for index, event in rounds.step():
+                if isinstance(event, Committed):
+                    answers[index] += event.tokens
+                    accepted, drafted = accepted + event.report.accepted, drafted + event.report.drafted
         texts += answers
     return Drawn(np.array(texts), accepted, drafted)

@@ -23,7 +23,7 @@ from mlx_dspark.drafters.block import BlockDrafter
 from mlx_dspark.drafters.dflash2.convolution import INPUT, OUTPUT, DynamicConv, convolved
 from mlx_dspark.drafters.dflash2.selector import best_candidates
 from mlx_dspark.drafters.load import load_drafter
-from mlx_dspark.engine.engine import Engine
+from mlx_dspark.engine.loop import VerifyLoop
 from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.errors import BadCheckpoint, LoadError, UnsupportedModel, UsageError
 from mlx_dspark.foundation.request import SamplingParams
@@ -356,9 +356,16 @@ def test_committed_text_has_the_plain_samplers_distribution(
     drafter = load_drafter(save_tiny_dflash2(tmp_path, is_causal=False, **options), quantize_bits=0)
     target = TappedTable()
     drafter.bind(target)
-    engine = Engine(target, drafter, cap=FixedCaps({"dflash": drafter.max_draft}))
     drawn = draw_texts(
-        engine, PROMPT, LENGTH, sampling, rows=ROWS, batch=BATCH, seeded=seeded, monkeypatch=monkeypatch
+        VerifyLoop(target, drafter),
+        FixedCaps({"dflash": drafter.max_draft}),
+        PROMPT,
+        LENGTH,
+        sampling,
+        rows=ROWS,
+        batch=BATCH,
+        seeded=seeded,
+        monkeypatch=monkeypatch,
     )
     assert 0 < drawn.accepted < drawn.drafted
     assert fit_p_value(drawn.texts, reference_text(TABLE, PROMPT, LENGTH, sampling)) > FLOOR

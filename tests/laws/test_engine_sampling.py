@@ -13,7 +13,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_dspark.engine.engine import Engine
+from mlx_dspark.engine.loop import VerifyLoop
 from mlx_dspark.foundation.caps import FixedCaps
 from mlx_dspark.foundation.request import SamplingParams
 from tests.fakes import TableDrafter, TableTarget
@@ -52,9 +52,9 @@ def q_of(quality: str, setting: SamplingParams) -> np.ndarray:
 
 def texts_of(drafter: Any, sampling: SamplingParams, seeded: bool, monkeypatch: Any) -> np.ndarray:
     caps = FixedCaps({drafter.name: drafter.max_draft}) if drafter is not None else FixedCaps({})
-    engine = Engine(TableTarget(mx.array(TABLE, dtype=mx.float32)), drafter, cap=caps)
+    loop = VerifyLoop(TableTarget(mx.array(TABLE, dtype=mx.float32)), drafter)
     return draw_texts(
-        engine, PROMPT, LENGTH, sampling, rows=ROWS, batch=BATCH, seeded=seeded, monkeypatch=monkeypatch
+        loop, caps, PROMPT, LENGTH, sampling, rows=ROWS, batch=BATCH, seeded=seeded, monkeypatch=monkeypatch
     ).texts
 
 
