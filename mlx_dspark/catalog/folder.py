@@ -74,6 +74,13 @@ def read_config(path: Path) -> dict[str, Any]:
         raise BadCheckpoint(
             f"{path / 'config.json'} names no model_type.", "Name the folder of a language model."
         )
+    classes = config.get("architectures")
+    if classes is not None and not isinstance(classes, list):
+        raise BadCheckpoint(
+            f"{path / 'config.json'} says {json.dumps(classes)[:80]} for architectures, which is a list of names.",
+            'Write it as in ["LlamaForCausalLM"], or leave it out.',
+            field="architectures",
+        )
     return config
 
 

@@ -267,6 +267,16 @@ BAD = {
         "is a drafter and no model. Name it with --drafter",
     ),
     "missing field": (change("config.json", rms_norm_eps=None), BadCheckpoint, "rms_norm_eps"),
+    "a number for architectures": (
+        change("config.json", architectures=5),
+        BadCheckpoint,
+        "says 5 for architectures",
+    ),
+    "a word for architectures": (
+        change("config.json", architectures="LlamaForCausalLM"),
+        BadCheckpoint,
+        'says "LlamaForCausalLM" for architectures, which is a list',
+    ),
     "damaged generation config": (
         write("generation_config.json", "{"),
         BadCheckpoint,
