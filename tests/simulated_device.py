@@ -52,14 +52,18 @@ class SimulatedDevice:
         return self.cost(array + 0, seconds)
 
     def begin(self, array: mx.array) -> None:
-        """Encodes what was built up to `array`, in the order in which it was built."""
-        places = [number for number, (out, *_) in enumerate(self._waiting) if out is array]
-        for out, seconds, refused in self._waiting[: places[0] + 1] if places else ():
+        """Encodes what was built up to `array`, in the order in which it was built. The host can wait for all
+        of it, and not for a part."""
+        last = next((place for place, (out, *_) in enumerate(self._waiting) if out is array), -1)
+        begun, self._waiting = self._waiting[: last + 1], self._waiting[last + 1 :]
+        for _, seconds, refused in begun:
             if refused:
                 self._waiting.clear()
                 raise ValueError("[metal] thread group size exceeds what the device allows")
-            self._encode(out, seconds)
-        del self._waiting[: places[0] + 1 if places else 0]
+            self._encode(seconds)
+        for out, *_ in begun:
+            self._done[id(out)] = self.free
+            self._kept.append(out)
 
     def evaluate(self, arrays: list[mx.array]) -> None:
         for array in arrays:
@@ -70,7 +74,7 @@ class SimulatedDevice:
             self.seconds = done
             self._spend(self.wake)
 
-    def _encode(self, out: mx.array, seconds: float) -> None:
+    def _encode(self, seconds: float) -> None:
         self._spend(self.host * 2 / 3)
         if self._random.random() < self.pauses:
             self._spend(self.pause)
@@ -78,8 +82,6 @@ class SimulatedDevice:
             self.seconds = max(self.seconds, self.encoded[-self.room])
         self.free = max(self.free, self.seconds) + seconds
         self.encoded.append(self.free)
-        self._done[id(out)] = self.free
-        self._kept.append(out)
 
     def _spend(self, seconds: float) -> None:
         self.seconds += seconds * (1 + self.jitter * self._random.random())

@@ -151,9 +151,9 @@ class Waiting(SimulatedDevice):
 
 def test_a_device_that_the_host_has_to_wait_for_is_timed_as_a_whole() -> None:
     device = Waiting()
-    kernel = Scripted(device, costs={"wide": 500 * US}, stock_cost=1000 * US)
+    kernel = Scripted(device, costs={"wide": 800 * US, "small": 500 * US}, stock_cost=1000 * US)
     found = judge(kernel, CASE, device.bench(), QUICK)
-    assert found.state == "live"
+    assert (found.state, found.geometry) == ("live", repr("small"))
     assert (found.kernel_host_us, found.stock_host_us) == (0, 0)
     assert found.kernel_us == pytest.approx(530, rel=0.1)
 
@@ -229,6 +229,29 @@ def test_the_size_of_inputs_is_that_of_all_their_arrays() -> None:
 
 
 # what depends on what -----------------------------------------------------------------------------
+
+
+def test_each_launch_of_a_chain_is_on_the_next_copy_and_on_what_the_last_one_made() -> None:
+    device = SimulatedDevice()
+    kernel = Scripted(device, costs={"wide": 5 * US})
+    held = [kernel.draw(CASE, seed) for seed in range(3)]
+    chain = Chain(kernel, held, device.bench(), device, 8)
+    taken: list[Product] = []
+    made: list[mx.array] = []
+
+    def noted(inputs: Product) -> mx.array:
+        taken.append(inputs)
+        made.append(kernel.launch(inputs, "wide") / SIZE)
+        return device.cost(made[-1], 0.0)
+
+    assert chain.settle([noted])
+    for timing in (chain.time, chain.run):
+        taken.clear()
+        made.clear()
+        timing(noted)
+        assert len(taken) == 8
+        assert all(inputs.weight is held[number % 3].weight for number, inputs in enumerate(taken))
+        assert all(mx.array_equal(inputs.x, out) for inputs, out in zip(taken[1:], made, strict=False))
 
 
 def case_of(kernel: Any) -> list[Case]:
@@ -309,6 +332,7 @@ def test_draws_differ_by_shape_and_seed_and_by_nothing_else(experts: int) -> Non
     cases += [Case(case.shape, 3) for case in cases]
     drawn = {(case, seed): kernel.draw(case, seed) for case in cases for seed in (0, 1, 2)}
     for (case, seed), inputs in drawn.items():
+        assert MatrixShape.of(inputs.source, inputs.x.dtype) == MatrixShape.parse(case.shape)
         again = kernel.draw(case, seed)
         assert mx.array_equal(again.x, inputs.x)
         assert mx.array_equal(again.source.weight, inputs.source.weight)
