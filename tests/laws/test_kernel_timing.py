@@ -139,6 +139,8 @@ def test_a_timing_in_which_the_host_was_late_does_not_count() -> None:
     assert chain.time(wide) is None
     device.pauses = 0.0
     assert chain.time(wide) is not None
+    device.wake = 1e-3
+    assert chain.time(wide) is None
 
 
 class Waiting(SimulatedDevice):

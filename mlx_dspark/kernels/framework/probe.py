@@ -52,7 +52,7 @@ class Effort:
     races: int = 15
     seconds: float = 0.6
     launches: int = 8
-    chain: int = 48
+    chain: int = 96
     sustained: float = 0.4
     win: float = 1.05
     stall: float = 1.0

@@ -33,6 +33,8 @@ _SCRATCH = 1 << 30
 """Bytes that the launches of one chain may make: all are there at once where none has begun yet."""
 _LATE = 1e-4
 """Seconds that the host must have waited for the work before a chain; else it may have been late."""
+_OVER = 2e-5
+"""Seconds that it must then have waited for the chain; else that was over when it looked."""
 _AHEAD, _SLACK, _LONGEST = 2.0, 5e-4, 0.03
 """The work before a chain takes so many times as long as encoding it, and so many seconds more; seconds at
 the most."""
@@ -180,7 +182,7 @@ class Chain:
         evaluate([last])
         seconds = now() - begun
         self.bench.alive()
-        if begun - encoded < _LATE:
+        if begun - encoded < _LATE or seconds < _OVER:
             return None
         return Timed(seconds / launches, (built + encoded - started) / launches)
 
