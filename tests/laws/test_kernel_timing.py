@@ -26,7 +26,7 @@ from tests.scripted_kernels import SHAPE, SIZE, Clock, Product, Scripted
 from tests.simulated_device import US, SimulatedDevice
 
 CASE = Case(SHAPE, 4)
-QUICK = Effort(sustained=0.02)
+QUICK = Effort(races=9, sustained=0.01)
 
 HOSTS = {
     "quick": SimulatedDevice(host=2 * US),
@@ -57,9 +57,7 @@ def judged(
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize(
-    ("mine", "stock"), [(4, 23), (16, 180), (20, 22), (400, 2000), (5000, 9000), (30000, 40000)]
-)
+@pytest.mark.parametrize(("mine", "stock"), [(4, 23), (16, 180), (20, 22), (400, 2000), (30000, 40000)])
 def test_the_times_are_those_of_the_device(host: str, mine: float, stock: float) -> None:
     found = judged(host, mine, stock)
     assert found.state == "live", found.reason
@@ -69,7 +67,7 @@ def test_the_times_are_those_of_the_device(host: str, mine: float, stock: float)
 
 
 @pytest.mark.parametrize("host", HOSTS)
-@pytest.mark.parametrize(("mine", "stock"), [(5, 4), (23, 23), (100, 102), (2000, 400)])
+@pytest.mark.parametrize(("mine", "stock"), [(5, 4), (23, 23), (2000, 400)])
 def test_a_kernel_that_is_no_faster_on_the_device_is_not_admitted(
     host: str, mine: float, stock: float
 ) -> None:
