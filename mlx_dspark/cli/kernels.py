@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 FAULTY = 2
 """The exit code where a checked case is at fault."""
+TIMES = "us: microseconds of a launch on the device alone, as in a long graph"
 USED = ("model", "trust_remote_code", "memory_guard", "cpu_weights", "small_m", "multirow_attn", "wide_gemm")
 """The knobs of loading that this command has a use for."""
 UNUSED = tuple(knob.name for knob in LoadSettings.knobs() if knob.name not in USED)
@@ -55,6 +56,8 @@ def _print(report: KernelReport) -> None:
     console.print(f"{report.model} · {report.machine}", highlight=False)
     if not report.states and not report.remarks:
         console.print(f"no kernel of ours for {report.back_end}", highlight=False)
+    if report.back_end != "cpu" and any(state.cases for state in report.states):
+        console.print(TIMES, highlight=False)
     for state in report.states:
         live = "live" if state.name in report.live else f"off: {state.why}"
         console.print(f"{state.name} {state.version} · {live}", highlight=False, markup=False)

@@ -19,8 +19,8 @@ class KernelSettings(Settings):
         bool,
         About(
             Switch(),
-            "Try every case of every kernel on this machine against float32: errors, thread limits, times. "
-            "What is found out is remembered.",
+            "Try every case of every kernel on this machine against float32: errors, thread limits, and on "
+            "a GPU the device's own times. What is found out is remembered.",
         ),
     ] = False
     json: Annotated[bool, About(Switch(), "Print one JSON object in place of the tables.")] = False

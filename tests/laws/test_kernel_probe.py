@@ -260,9 +260,9 @@ def test_a_verdict_that_other_work_may_have_caused_is_found_out_anew(state: Any,
         "[]",
         "nonsense",
         '{"schema": 99, "machines": {}}',
-        '{"schema": 1, "machines": {"m": {"scripted 1": {"a x 1": {"state": "live"}}}}}',
-        '{"schema": 1, "machines": {"m": {"scripted 1": {"a x y": %s}}}}',
-        '{"schema": 1, "machines": {"m": {"scripted 1": 5}}}',
+        '{"schema": 2, "machines": {"m": {"scripted 1": {"a x 1": {"state": "live"}}}}}',
+        '{"schema": 2, "machines": {"m": {"scripted 1": {"a x y": %s}}}}',
+        '{"schema": 2, "machines": {"m": {"scripted 1": 5}}}',
     ],
 )
 def test_a_damaged_file_is_set_aside(damage: str, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert "cannot be written" in store.remember(kernel, {CASE: LIVE})
 
 
-@pytest.mark.parametrize("name", ["kernel_us", "stock_us", "error"])
+@pytest.mark.parametrize("name", ["kernel_us", "stock_us", "error", "kernel_host_us", "stock_host_us"])
 @pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf"), "x", None])
 def test_a_verdict_of_impossible_numbers_is_none(name: str, number: Any) -> None:
     with pytest.raises((ValueError, TypeError)):

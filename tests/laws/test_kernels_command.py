@@ -18,6 +18,7 @@ from mlx_dspark.kernels.cpu_blocks.matrix import Blocks
 from mlx_dspark.kernels.framework import cpu_ways
 from mlx_dspark.kernels.framework.check import cases_to_check, checkable
 from mlx_dspark.kernels.framework.kernel import Case
+from mlx_dspark.kernels.framework.live import KernelState
 from mlx_dspark.kernels.framework.probe import Effort, judge
 from mlx_dspark.kernels.framework.trial import Job, tried
 from mlx_dspark.kernels.framework.verdict import Verdict
@@ -99,6 +100,17 @@ def test_the_lines_say_what_is_live_and_why_others_are_not(
     shown = capsys.readouterr().out
     assert "cpu-weights-dense 1 · live" in shown
     assert f"cpu-weights-blocks {Blocks.version} · off: dense was pinned" in shown
+
+
+@pytest.mark.parametrize("back_end", ["cpu", "cuda", "metal"])
+def test_times_of_a_device_are_told_as_such(
+    back_end: str, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = KernelState("a", 1, "", {Case("64x64", 1): Verdict("live", kernel_us=1, stock_us=2)})
+    report = doctor.KernelReport("tiny", "here", back_end, (state,), frozenset({"a"}))
+    monkeypatch.setattr(doctor, "kernel_report", lambda *_, **__: report)
+    assert run(["kernels", str(model)]) == 0
+    assert ("on the device alone" in capsys.readouterr().out) is (back_end != "cpu")
 
 
 def few(jobs: Sequence[Job], **rest: Any) -> Iterator[tuple[Job, Verdict]]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_dspark.kernels.base import HeldMatrix, Source, Way
+from mlx_dspark.kernels.framework.after import numbers_of, queries_of
 from mlx_dspark.kernels.framework.kernel import AttentionShape, Case, Geometry
 from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product
 from mlx_dspark.kernels.modules import as_array, as_rows
@@ -82,6 +83,9 @@ class CpuWeights:
         form: dict[str, Any] = {"group_size": source.group_size, "bits": source.bits}
         return mx.quantized_matmul(inputs.x, source.weight, scales, biases, transpose=True, **form)
 
+    def after(self, inputs: _Held, out: mx.array) -> _Held:
+        return inputs._replace(x=numbers_of(out, inputs.x.shape))
+
     def reference(self, inputs: _Held) -> NDArray[np.float32]:
         return exact_product(inputs.x, inputs.source)
 
@@ -145,6 +149,9 @@ class CpuAttention:
         scale = inputs.queries.shape[-1] ** -0.5
         return mx.fast.scaled_dot_product_attention(*inputs, scale=scale, mask="causal")
 
+    def after(self, inputs: _Attended, out: mx.array) -> _Attended:
+        return inputs._replace(queries=queries_of(out))
+
     def reference(self, inputs: _Attended) -> NDArray[np.float32]:
         return exact_attention(*(np.array(each) for each in inputs))
 
@@ -200,6 +207,9 @@ class CpuSwiglu:
 
     def stock(self, inputs: _Gated) -> mx.array:
         return nn.silu(inputs.gate) * inputs.up
+
+    def after(self, inputs: _Gated, out: mx.array) -> _Gated:
+        return inputs._replace(gate=out)
 
     def reference(self, inputs: _Gated) -> NDArray[np.float32]:
         gate, up = (np.array(each).astype(np.float64) for each in inputs)

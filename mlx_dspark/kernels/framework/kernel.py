@@ -74,6 +74,11 @@ class Kernel(Protocol):
         """What MLX computes without the kernel, not evaluated."""
         ...
 
+    def after(self, inputs: Inputs, out: mx.array) -> Inputs:
+        """The same inputs with `out`, a result, in place of some of them (`framework/after.py`): the device
+        begins with them when it has `out`. This may cost it next to nothing, and the numbers may be any."""
+        ...
+
     def reference(self, inputs: Inputs) -> NDArray[np.float32]:
         """The result in float32 on exactly dequantized weights; never MLX's own in few bits."""
         ...

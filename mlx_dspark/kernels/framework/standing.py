@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlx_dspark.kernels.cuda_attention.attend import DIMS, attend, right_here
+from mlx_dspark.kernels.framework.after import queries_of
 from mlx_dspark.kernels.framework.cpu_ways import exact_attention
 from mlx_dspark.kernels.framework.kernel import AttentionShape, Case, Geometry
 from mlx_dspark.kernels.framework.shapes import ulp
@@ -58,6 +59,9 @@ class CudaAttention:
     def stock(self, inputs: _Attended) -> mx.array:
         scale = inputs.queries.shape[-1] ** -0.5
         return mx.fast.scaled_dot_product_attention(*inputs, scale=scale, mask="causal")
+
+    def after(self, inputs: _Attended, out: mx.array) -> _Attended:
+        return inputs._replace(queries=queries_of(out))
 
     def reference(self, inputs: _Attended) -> NDArray[np.float32]:
         return exact_attention(*(np.array(each.astype(mx.float32)) for each in inputs))

@@ -1,6 +1,6 @@
 """Verdicts, remembered: one JSON file for all kernels, by device, MLX version, kernel version and case.
 
-    {"schema": 1, "machines": {MACHINE: {"KERNEL VERSION": {"SHAPE x WIDTH": {..., "at": 0.0}}}}}
+    {"schema": 2, "machines": {MACHINE: {"KERNEL VERSION": {"SHAPE x WIDTH": {..., "at": 0.0}}}}}
 
 A file that is not of this kind is set aside. Verdicts that other work on the machine may have caused are good
 for a while only.
@@ -26,7 +26,8 @@ from mlx_dspark.kernels.race import processor_name
 _DAY = 24 * 3600.0
 GOOD_FOR = {"slower": 14 * _DAY, "stalled": 60 * _DAY, "failed": 60 * _DAY}
 """Seconds after which a case of this state is tried again; others are not."""
-SCHEMA = 1
+SCHEMA = 2
+"""Counts what a verdict is, and how it is found: those of another are found out anew."""
 FILE = "kernels.json"
 _PATIENCE = 10.0
 _DAMAGE = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)

@@ -23,8 +23,9 @@ from typing import IO, Any
 
 import mlx.core as mx
 
+from mlx_dspark.kernels.framework.bench import Bench
 from mlx_dspark.kernels.framework.kernel import Case, Kernel
-from mlx_dspark.kernels.framework.probe import Bench, Effort, judge
+from mlx_dspark.kernels.framework.probe import Effort, judge
 from mlx_dspark.kernels.framework.verdict import State, Verdict
 
 SILENCE = 20.0
@@ -176,9 +177,10 @@ def main() -> None:
     asked = json.loads(sys.stdin.readline())
     mx.set_default_device(mx.Device(getattr(mx.DeviceType, asked["device"])))
     alive = _Pulse(lambda: _say(out, None))
+    bench = Bench.here(alive)
     for made_by, shape, width in asked["jobs"]:
         alive()
-        verdict = _verdict(made_by, Case(shape, width), Bench(alive=alive), Effort(**asked["effort"]))
+        verdict = _verdict(made_by, Case(shape, width), bench, Effort(**asked["effort"]))
         _say(out, verdict.to_json())
         mx.clear_cache()
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 State = Literal["live", "slower", "wrong", "refused", "stalled", "failed", "untried"]
 STATES: tuple[State, ...] = get_args(State)
+_NUMBERS = ("kernel_us", "stock_us", "error", "kernel_host_us", "stock_host_us")
 
 
 @dataclass(frozen=True)
@@ -21,9 +22,12 @@ class Verdict:
                which is not remembered
     reason     in words; empty where it is live
     geometry   the `repr` of the launch it was tried in
-    kernel_us, stock_us   microseconds of a launch in the race, medians; 0 where none was run
+    kernel_us, stock_us   microseconds of a launch in the race, medians; 0 where none was run. On a GPU of the
+               device alone; on the CPU of the whole evaluation
     error      largest error as a share of the largest output
     refusals   what the device said of each geometry that it does not take
+    kernel_host_us, stock_host_us   microseconds of the host to build and encode a launch, medians; 0 where
+               that was not measured
     """
 
     state: State
@@ -33,6 +37,8 @@ class Verdict:
     stock_us: float = 0.0
     error: float = 0.0
     refusals: tuple[str, ...] = ()
+    kernel_host_us: float = 0.0
+    stock_host_us: float = 0.0
 
     @property
     def admitted(self) -> bool:
@@ -51,10 +57,10 @@ class Verdict:
         """Raises ValueError, TypeError or KeyError for what `to_json` does not give."""
         if set(raw) != {each.name for each in fields(cls)} or raw["state"] not in STATES:
             raise ValueError("this is not a verdict")
-        numbers = [float(raw[name]) for name in ("kernel_us", "stock_us", "error")]
+        numbers = [float(raw[name]) for name in _NUMBERS]
         if not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise ValueError("a verdict has numbers of 0 or more")
-        kernel_us, stock_us, error = numbers
+        kernel_us, stock_us, error, *host = numbers
         refusals = tuple(str(each) for each in raw["refusals"])
         words = str(raw["reason"]), str(raw["geometry"])
-        return cls(raw["state"], *words, kernel_us, stock_us, error, refusals)
+        return cls(raw["state"], *words, kernel_us, stock_us, error, refusals, *host)

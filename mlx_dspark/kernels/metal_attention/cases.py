@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from mlx_dspark.kernels.framework.after import queries_of
 from mlx_dspark.kernels.framework.kernel import AttentionShape, Case
 from mlx_dspark.kernels.metal_attention import kernel, reference
 from mlx_dspark.kernels.metal_attention.kernel import DIMS, GROUPS, Factory, Geometry
@@ -105,6 +106,9 @@ class MetalAttention:
     def stock(self, inputs: Inputs) -> mx.array:
         q, k, v, scale, mask, sinks = inputs
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
+
+    def after(self, inputs: Inputs, out: mx.array) -> Inputs:
+        return inputs._replace(queries=queries_of(out))
 
     def reference(self, inputs: Inputs) -> NDArray[np.float32]:
         return reference.attend(*inputs)
