@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
 
@@ -167,12 +168,13 @@ def _kernel(first: bool, last: bool, table: bool, project: bool, ids: bool) -> A
     form = (first, last, table, project, ids)
     inputs, outputs = names(*form)
     home = files("mlx_dspark.kernels.cuda_chain")
+    header, source = defines(*form) + (home / "numbers.cuh").read_text(), (home / "step.cu").read_text()
     return mx.fast.cuda_kernel(
-        name="chain_" + "".join(str(int(each)) for each in form),
+        name=f"chain_{crc32((header + source).encode()):x}",
         input_names=inputs,
         output_names=outputs,
-        header=defines(*form) + (home / "numbers.cuh").read_text(),
-        source=(home / "step.cu").read_text(),
+        header=header,
+        source=source,
     )
 
 

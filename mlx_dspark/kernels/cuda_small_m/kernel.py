@@ -14,6 +14,7 @@ import mlx.core as mx
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.cuda_small_m import cases
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
+from mlx_dspark.kernels.cuda_text import NamedKernel
 from mlx_dspark.kernels.framework.kernel import Case
 from mlx_dspark.kernels.framework.rows import Rows, RowsKernel
 from mlx_dspark.kernels.framework.shapes import MatrixShape
@@ -110,7 +111,9 @@ def _kernel(factory: Factory | None, dtype: mx.Dtype, form: Form, shared: int, g
     # MLX keeps what it compiled by name, on disk too, with its shared memory: the name tells them apart.
     ends = ["", *(f"_{number}" for number in range(1, parts))]
     name = f"small_m_{geometry.resident}_{shared}_{crc32((header + body).encode()):08x}"
-    return (factory or mx.fast.cuda_kernel)(
+    return NamedKernel(
+        factory=factory,
+        lazy=1,
         name=name,
         input_names=[
             "x",
