@@ -39,9 +39,9 @@ class NamedKernel:
     ) -> None:
         make = factory or mx.fast.cuda_kernel
         form = {"name": name, "input_names": input_names, **form}
-        self._whole = make(header=header, source=source, **form)
+        self._whole: Any = make(header=header, source=source, **form)
         self._lazy = len(input_names) if lazy is None else lazy
-        self._brief = self._whole
+        self._brief: Any = self._whole
         self._compiled: set[tuple[str, ...]] = set()
         self._once = factory is None if once is None else once
         if self._once:

@@ -14,7 +14,7 @@ HEADER, SOURCE = "struct Sum {};\n", "y[0] = x_shape[0] + k_strides[1] + k_ndim;
 
 
 class ByName:
-    """`mx.fast.cuda_kernel` that compiles at the first launch of a name with its template. A result is the sum
+    """`mx.fast.cuda_kernel` that compiles at the first launch of a name and template. A result is the sum
     of the inputs; it notes what of them is passed on, and how much text each launch carried."""
 
     def __init__(self) -> None:
