@@ -17,7 +17,7 @@ from mlx_dspark.kernels.cuda_small_m.geometry import LAST, SHARED, Geometry, way
 from mlx_dspark.kernels.cuda_small_m.kernel import CudaSmallM, product
 from mlx_dspark.kernels.framework.kernel import Case, ExpertsKernel, MatrixKernel
 from mlx_dspark.kernels.framework.shapes import MatrixShape
-from tests.cuda_shim.small_m import CpuKernels
+from tests.cuda_shim.kernels import CpuKernels
 
 BLOCKS = 2
 

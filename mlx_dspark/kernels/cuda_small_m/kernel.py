@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any
-from zlib import crc32
 
 import mlx.core as mx
 
 from mlx_dspark.kernels.base import Source
+from mlx_dspark.kernels.cuda_common.build import HALVES, Block, Factory, Text, built, constants, source_text
 from mlx_dspark.kernels.cuda_small_m import cases
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
 from mlx_dspark.kernels.framework.kernel import Case
 from mlx_dspark.kernels.framework.rows import Rows, RowsKernel
 from mlx_dspark.kernels.framework.shapes import MatrixShape
-
-Factory = Callable[..., Any]
-
-_NAMES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
 
 
 def product(x: mx.array, source: Source, geometry: Geometry, factory: Factory | None = None) -> mx.array:
@@ -74,47 +69,26 @@ def _launch(
 @cache
 def _kernel(factory: Factory | None, dtype: mx.Dtype, form: Form, shared: int, geometry: Geometry) -> Any:
     bits, group, columns, gather = form
-    constants = {
-        "BITS": bits,
-        "GROUP": group,
-        "NT": columns,
-        "RT": geometry.tiles,
-        "WARPS": geometry.warps,
-        "STAGES": geometry.stages,
-        "SPAN": geometry.span,
-        "HOLD": int(geometry.hold),
-    }
-    text = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    text = f"#define GATHER {int(gather)}\nnamespace small_m {{\nusing T = {_NAMES[dtype]};\n{text}}}\n"
-    body = source_text("product.cu")
-    header = source_text("lanes.cuh") + source_text("parts.cuh") + text
-    # MLX keeps what it compiled by name, on disk too, with its shared memory: the name tells them apart.
-    name = f"small_m_{geometry.resident}_{shared}_{crc32((header + body).encode()):08x}"
-    return (factory or mx.fast.cuda_kernel)(
-        name=name,
-        input_names=["x", "weights", "scales", "biases", *(["experts"] if gather else [])],
-        output_names=["y"],
-        header=header + _bounds(name, _NAMES[dtype], gather, geometry),
-        source=body,
-        shared_memory=shared,
+    kind = HALVES[dtype]
+    text = constants(
+        BITS=bits,
+        GROUP=group,
+        NT=columns,
+        RT=geometry.tiles,
+        WARPS=geometry.warps,
+        STAGES=geometry.stages,
+        SPAN=geometry.span,
+        HOLD=int(geometry.hold),
     )
-
-
-def _bounds(name: str, kind: str, gather: bool, geometry: Geometry) -> str:
-    """Declares the function that MLX is about to define, so that its registers suit the launch."""
-    experts = "const uint32_t* experts, " if gather else ""
-    return f"""namespace mlx::core::cu {{
-__global__ void __launch_bounds__({geometry.threads}, {geometry.resident}) custom_kernel_{name}(
-    const {kind}* x, const __grid_constant__ Shape x_shape, const __grid_constant__ int x_ndim,
-    const uint32_t* weights, const __grid_constant__ Shape weights_shape, const {kind}* scales,
-    const {kind}* biases, {experts}{kind}* y);
-}}
-"""
-
-
-@cache
-def source_text(name: str) -> str:
-    return (files("mlx_dspark.kernels.cuda_small_m") / name).read_text()
+    text = f"#define GATHER {int(gather)}\nnamespace small_m {{\nusing T = {kind};\n{text}}}\n"
+    inputs = {"x": kind, "weights": "uint32_t", "scales": kind, "biases": kind}
+    source = Text(
+        source_text("cuda_small_m", "parts.cuh") + text,
+        source_text("cuda_small_m", "product.cu"),
+        {**inputs, "experts": "uint32_t"} if gather else inputs,
+        {"y": kind},
+    )
+    return built("small_m", source, Block(geometry.threads, geometry.resident, shared), factory)
 
 
 class CudaSmallM(RowsKernel):
