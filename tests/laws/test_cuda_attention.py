@@ -179,8 +179,8 @@ CHANGES = {
     "rescales never": ("kept[i] != 1.f;", "kept[i] > 1.f;"),
     "sums the wrong team": ("float2 theirs = tops[((t * SIDES", "float2 theirs = tops[((team * SIDES"),
     "weighs no team": (
-        "const float kept = exp2f(most[i] - origin);\n    most",
-        "const float kept = 1.f;\n    most",
+        "const float kept = exp2f(most[i] - origin);\nmost",
+        "const float kept = 1.f;\nmost",
     ),
     "leaves out a team": ("x[4 * half] += four.x,", "x[4 * half] = four.x,"),
     "swaps halves of a value": ("j & 1 ? 0x7632 : 0x5410", "j & 1 ? 0x5410 : 0x7632"),
@@ -192,13 +192,13 @@ CHANGES = {
     "reads another key": ("keys_here[place_of(8 * t + g", "keys_here[place_of(g"),
     "reads another value": ("(r & 1) + 8 * (r >> 1), h", "(r & 1), h"),
     "waits for one copy less": ("arrived<STAGES - 2>();", "arrived<STAGES - 1>();"),
-    "meets nobody": ("    meet();\n", ""),
+    "meets nobody": ("meet();\n", ""),
     "copies over what is in use": ("slot == 0 ? STAGES - 1 : slot - 1);", "slot);"),
     "copies past the end": ("each, begin + i * STEP + key < length);", "each, true);"),
     "copies beyond its range": ("if (tile < to) {", "if (true) {"),
     "sums over what others still read": (
-        "  __syncthreads();\n#pragma unroll\n  for (int i = 0; i < MINE; i++) {\n    total",
-        "#pragma unroll\n  for (int i = 0; i < MINE; i++) {\n    total",
+        "__syncthreads();\n#pragma unroll\nfor (int i = 0; i < MINE; i++) {\ntotal",
+        "#pragma unroll\nfor (int i = 0; i < MINE; i++) {\ntotal",
     ),
     "combines one range less": ("for (int s = way; s < splits;", "for (int s = way; s + 1 < splits;"),
     "combines without weights": (

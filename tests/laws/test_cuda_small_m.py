@@ -104,7 +104,7 @@ CHANGES = {
     "reads past the end of a row": ("n < N && byte < row_bytes);", "n < N);"),
     "reads past the last row": ("n < N && byte < row_bytes);", "byte < row_bytes);"),
     "leaves out a warp": ("for (int w = 0; w < WARPS; w++)", "for (int w = 1; w < WARPS; w++)"),
-    "sums before all have come": ("__syncthreads();\n    for (int i = warp;", "for (int i = warp;"),
+    "sums before all have come": ("__syncthreads();\nfor (int i = warp;", "for (int i = warp;"),
     "skips a tile": ("ahead_tile += gridDim.x;", "ahead_tile += 1;"),
     "reads another lane's x": ("(size_t)g * K + 8 * t;", "(size_t)g * K + 4 * t;"),
     "stores a row twice": ("(i >> 1 & 1) * 8 + g", "g"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import mlx.core as mx
@@ -48,43 +49,64 @@ def attend(
     A query that sees nothing gets zeros. Queries of one group of heads read each key and value once for every
     `geometry.queries` of them.
     """
-    rows, heads, width, dim = queries.shape
     kind = 2 if isinstance(mask, mx.array) else int(mask is not None)
-    planned, parts, splits = plan(queries.shape, keys.shape, geometry)
+    form = (queries.dtype, kind, sinks is not None)
+    first, *second = _launches(queries.shape, keys.shape, form, geometry, factory)
     inputs = [queries, keys, values, _scale(scale)]
     if kind == 2:
-        inputs.append(mx.broadcast_to(mask, (rows, heads, width, keys.shape[2])))
+        inputs.append(mx.broadcast_to(mask, (*queries.shape[:3], keys.shape[2])))
     if sinks is not None:
         inputs.append(sinks)
-    shape, threads = (rows, width, heads, dim), 32 * planned.warps
-    shapes, dtypes = [shape], [queries.dtype]
-    if splits > 1:
-        shapes = [(rows, width, heads, splits, dim), (rows, width, heads, splits, 2)]
-        dtypes = [mx.float32, mx.float32]
-    out = _kernel(queries.dtype, dim, (kind, sinks is not None, splits > 1), planned, factory)(
-        inputs=inputs,
-        grid=(splits * threads, parts, rows * keys.shape[1]),
-        threadgroup=(threads, 1, 1),
-        output_shapes=shapes,
-        output_dtypes=dtypes,
-    )
-    if splits > 1:
-        out = _combine(queries.dtype, dim, factory)(
-            inputs=out,
-            grid=(rows * width * heads * COMBINING, 1, 1),
-            threadgroup=(COMBINING, 1, 1),
-            output_shapes=[shape],
-            output_dtypes=[queries.dtype],
-        )
+    out = first(inputs=inputs)
+    for launch in second:
+        out = launch(inputs=out)
     return out[0].swapaxes(1, 2)
 
 
+Form = tuple[mx.Dtype, int, bool]
+"""The numbers' type; no mask, a causal one or booleans; whether there are sinks."""
+
+Launch = Callable[..., list[mx.array]]
+
+
+@lru_cache(maxsize=128)
+def _launches(
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    form: Form,
+    geometry: Geometry | None,
+    factory: Factory | None,
+) -> list[Launch]:
+    """Of arrays of these shapes, which the layers of a round share: the kernel, and the one that adds what
+    it found where keys are split over blocks."""
+    (rows, heads, width, dim), dtype = queries, form[0]
+    geometry, parts, splits = plan(queries, keys, geometry)
+    threads = 32 * geometry.warps
+    shape = (rows, width, heads, dim)
+    found = [(rows, width, heads, splits, each) for each in (dim, 2)]
+    first = partial(
+        _kernel(dim, form, splits > 1, geometry, factory),
+        grid=(splits * threads, parts, rows * keys[1]),
+        threadgroup=(threads, 1, 1),
+        output_shapes=found if splits > 1 else [shape],
+        output_dtypes=[mx.float32, mx.float32] if splits > 1 else [dtype],
+    )
+    if splits == 1:
+        return [first]
+    second = partial(
+        _combine(dtype, dim, factory),
+        grid=(rows * width * heads * COMBINING, 1, 1),
+        threadgroup=(COMBINING, 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[dtype],
+    )
+    return [first, second]
+
+
 @cache
-def _kernel(
-    dtype: mx.Dtype, dim: int, form: tuple[int, bool, bool], geometry: Geometry, factory: Factory | None
-) -> Any:
-    """`form`: no mask, a causal one or booleans; whether there are sinks; whether keys are split."""
-    kind, (mask, sinks, split) = HALVES[dtype], form
+def _kernel(dim: int, form: Form, split: bool, geometry: Geometry, factory: Factory | None) -> Any:
+    dtype, mask, sinks = form
+    kind = HALVES[dtype]
     defines = f"#define MASK {mask}\n#define SINKS {int(sinks)}\n#define SPLIT {int(split)}\n"
     inputs = {"q": kind, "k": kind, "v": kind, "scale": "float"}
     inputs |= ({"mask": "bool"} if mask == 2 else {}) | ({"sinks": kind} if sinks else {})

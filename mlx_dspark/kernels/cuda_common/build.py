@@ -57,8 +57,9 @@ def constants(**values: int) -> str:
 
 @cache
 def source_text(kernel: str, name: str) -> str:
-    """A file of a kernel's folder."""
-    return (files("mlx_dspark.kernels") / kernel / name).read_text()
+    """A file of a kernel's folder, without what only readers need: each call copies a kernel's text."""
+    lines = (files("mlx_dspark.kernels") / kernel / name).read_text().splitlines()
+    return "".join(f"{line}\n" for line in map(str.strip, lines) if line and not line.startswith("//"))
 
 
 def _declared(name: str, text: Text, block: Block) -> str:
