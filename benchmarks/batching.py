@@ -9,7 +9,8 @@ take turns, --turns times after --warm-up turns that do not count, and as many m
 rounds of so many rows cost has been measured between them, as in a session. A rate is that of all rows
 together, decoding only: tokens committed by rounds that read no prompt, over the time of these rounds.
 Speculation in a batch is compared, turn by turn, with the better of the plain batch and the same speculation
-one row at a time; a ratio is the median over the turns, and "of turns" the lowest and highest quarter.
+one row at a time; a ratio is the median over the turns, and "of turns" the lowest and highest quarter. "by
+rounds" is the ratio with every round at the median time of its kind (benchmarks/by_rounds.py).
 "differ" counts answers whose ids are not those of the plain arm of one row, which ties explain: a width
 rounds in its own way.
 """
@@ -22,6 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 
+from benchmarks.by_rounds import Kind, Round, usual
+from benchmarks.by_rounds import rate as rate_by_rounds
 from mlx_dspark.bench.cases import shipped_prompts
 from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.engine.scheduler import Scheduler
@@ -57,6 +60,7 @@ class Rate:
     drafted: int = 0
     accepted: int = 0
     ids: list[list[int]] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
 
     @property
     def per_second(self) -> float:
@@ -69,6 +73,9 @@ class Arm:
 
     engine: Scheduler
     rates: list[Rate] = field(default_factory=list)
+
+    def by_rounds(self, known: dict[Kind, float]) -> float:
+        return rate_by_rounds((rate.rounds, known) for rate in self.rates)
 
     @property
     def usual(self) -> float:
@@ -95,7 +102,8 @@ class Arm:
         rate.tokens = sum(report.committed for report in decoding)
         rate.drafted = sum(report.drafted for report in decoding)
         rate.accepted = sum(report.accepted for report in decoding)
-        rate.seconds = _seconds(decoding, reading)
+        rate.rounds = _rounds(decoding, reading)
+        rate.seconds = sum(each.seconds for each in rate.rounds)
         self.rates.append(rate)
 
     def settle(self, requests: list[GenerateRequest], rows: int) -> None:
@@ -111,16 +119,23 @@ class Arm:
         return type(event).__name__ == "Finished"
 
 
-def _seconds(decoding: list[RoundReport], reading: list[RoundReport]) -> float:
-    """Time of the rounds that decode; a round launched ahead counts from its predecessor's landing on."""
-    counted = {report.landed_at for report in decoding}
-    rounds = sorted({(report.landed_at, report.launched_at) for report in [*decoding, *reading]})
-    total, landed_before = 0.0, 0.0
-    for landed, launched in rounds:
-        if landed in counted:
-            total += landed - max(launched, landed_before)
-        landed_before = landed
-    return total
+def _rounds(decoding: list[RoundReport], reading: list[RoundReport]) -> list[Round]:
+    """The rounds that decode; one launched ahead counts from its predecessor's landing on."""
+    rows: dict[float, list[RoundReport]] = {}
+    for report in decoding:
+        rows.setdefault(report.landed_at, []).append(report)
+    found, before = [], 0.0
+    for landed, launched in sorted(
+        {(report.landed_at, report.launched_at) for report in [*decoding, *reading]}
+    ):
+        if landed in rows:
+            reports = rows[landed]
+            sources = tuple(sorted({report.source for report in reports if report.drafted}))
+            kind = reports[0].rows, reports[0].width, sources, launched < before
+            seconds = landed - max(launched, before)
+            found.append(Round(kind, seconds, sum(report.committed for report in reports)))
+        before = landed
+    return found
 
 
 @dataclass(frozen=True)
@@ -147,14 +162,17 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
     """Print a line for each way to draft and each number of rows; returns the same as numbers."""
     one = arms[PLAIN, 1]
     table = {}
+    known = usual(each for arm in arms.values() for rate in arm.rates for each in rate.rounds)
     print(f"\n{content}")
-    heads = ("drafts", "rows", "plain", "x one", "drafting", "x better", "of turns", "accepted", "differ")
+    heads = ("drafts", "rows", "plain", "x one", "drafting", "x better", "of turns", "by rounds")
+    heads += ("accepted", "differ")
     print(("{:>12}" * len(heads)).format(*heads))
     for (mode, n), arm in arms.items():
         if mode == PLAIN:
             continue
         plain = arms[PLAIN, n]
         over = arm.over(max(plain, arms[mode, 1], key=lambda arm: arm.usual))
+        better = max(each.by_rounds(known) for each in (plain, arms[mode, 1]))
         low, middle, high = quantiles(over, n=4) if len(over) > 1 else over * 3
         differ = sum(
             ids != same
@@ -167,11 +185,13 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
             "over_one_row": median(plain.over(one)),
             "drafting": arm.usual,
             "over_better": middle,
+            "over_better_by_rounds": arm.by_rounds(known) / better,
             "answers_that_differ": differ,
         }
         print(
             f"{mode:>12}{n:>12}{plain.usual:>12.1f}{median(plain.over(one)):>12.2f}{arm.usual:>12.1f}"
-            f"{middle:>12.3f}{f'{low:.2f}-{high:.2f}':>12}{accepted:>12.2f}{differ:>12}"
+            f"{middle:>12.3f}{f'{low:.2f}-{high:.2f}':>12}"
+            f"{arm.by_rounds(known) / better:>12.3f}{accepted:>12.2f}{differ:>12}"
         )
     return table
 

@@ -6,14 +6,15 @@ So each round counts as long as the median round of its kind, over all arms and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from mlx_dspark.foundation.events import Committed, EngineEvent
 
-Kind = tuple[str, int, bool]
-"""Who drafted, the width, and whether it was launched before its predecessor had landed."""
+Kind = tuple[Hashable, ...]
+"""Who drafted, the width, whether it was launched before its predecessor had landed, and whatever else
+decides what a round takes."""
 
 
 class Round(NamedTuple):

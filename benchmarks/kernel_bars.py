@@ -11,7 +11,8 @@ what it has; all of it is printed as JSON at the end.
 
 forward    milliseconds of one forward by width after 512 tokens, Qwen3-8B's shape with random weights;
            `floor` is the time in which a copy reads and writes as many bytes as the weights have
-attention  microseconds of one attention by queries, 32 heads over 8 of 128, 32,768 keys
+attention  microseconds of one attention by queries, 32 heads over 8 of 128, 32,768 keys; with `--geometries`
+           of each geometry that the kernel knows for so many queries too, with its difference from MLX's own
 pair       tokens/s of a pair beside plain decoding of stock mlx-lm; answers that differ, with the gap
 pair8b     the same for Qwen3-8B's shape and a drafter that is right with a chance of 0.8 a draft
 """
@@ -52,6 +53,8 @@ from mlx_dspark.foundation.events import Committed
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import LoadSettings
 from mlx_dspark.kernels.attention import stock_attention
+from mlx_dspark.kernels.cuda_attention.attend import attend
+from mlx_dspark.kernels.cuda_attention.geometry import Geometry, streaming
 from mlx_dspark.kernels.framework.offer import Wanted
 from mlx_dspark.session.calibrate import Insist, calibrated
 from mlx_dspark.session.pair import load_parts
@@ -232,14 +235,16 @@ def attention(run: Run) -> None:
     }
     floor = 1e6 * (keys.nbytes + values.nbytes) / copied_per_second(run.options.tiny)
     row = run.row("attention", keys=length, floor_us=round(floor, 1))
+    if run.options.geometries:
+        _geometries(run, row, keys, values)
     times: dict[str, dict[int, list[float]]] = {name: {} for name in calls}
     for _, width in product(range(run.options.turns), QUERIES):
         queries = mx.random.normal((1, 32, width, 128), dtype=dtype)
         mx.eval(queries, keys, values)
         for name, call in calls.items():
-            _chain(call, queries, CHAIN)
-            half, whole = _chain(call, queries, CHAIN), _chain(call, queries, 2 * CHAIN)
-            times[name].setdefault(width, []).append(1e6 * (whole - half) / CHAIN)
+            us, host = _chained_us(call, queries)
+            times[name].setdefault(width, []).append(us)
+            row.setdefault(f"{name}_host_us", {})[width] = host
             row[f"{name}_us"] = {width: round(median(found), 1) for width, found in times[name].items()}
         ours, stock = row["ours_us"], row["stock_us"]
         row["bars"] = {
@@ -252,16 +257,46 @@ def attention(run: Run) -> None:
         if run.over:
             break
     tell(f"attention of {length} keys, us: floor {row['floor_us']} ours {row['ours_us']}")
-    tell(f"  stock {row['stock_us']} {json.dumps(row['bars'])}")
+    tell(f"  stock {row['stock_us']}")
+    tell(f"  of these the host's: ours {row['ours_host_us']} stock {row['stock_host_us']}")
+    tell(f"  {json.dumps(row['bars'])}")
 
 
-def _chain(call: Callable[..., mx.array], queries: mx.array, times: int) -> float:
+def _geometries(run: Run, row: Row, keys: mx.array, values: mx.array) -> None:
+    row["geometries"] = []
+    for width in (each for each in QUERIES if each > 1):
+        queries = mx.random.normal((1, 32, width, 128), dtype=keys.dtype)
+        wanted = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=128**-0.5, mask="causal")
+        for geometry in streaming(128, 32 // 8 * width):
+
+            def call(q: mx.array, mask: Any, geometry: Geometry = geometry) -> mx.array:
+                return attend(q, keys, values, 128**-0.5, mask, None, geometry)
+
+            away = mx.abs(call(queries, "causal") - wanted).max().item()
+            us = median(_chained_us(call, queries)[0] for _ in range(run.options.turns))
+            found = {"queries": width, "us": round(us, 1), "away": away, **geometry._asdict()}
+            row["geometries"].append(found)
+            tell("  ", *(f"{name} {value}" for name, value in found.items()))
+            run.write()
+            if run.over:
+                return
+
+
+def _chained_us(call: Callable[..., mx.array], queries: mx.array) -> tuple[float, float]:
+    """A call of a chain, and what of it is the host's before anything runs."""
+    _chain(call, queries, CHAIN)
+    half, whole = _chain(call, queries, CHAIN), _chain(call, queries, 2 * CHAIN)
+    return 1e6 * (whole[0] - half[0]) / CHAIN, round(1e6 * whole[1] / CHAIN / 2, 1)
+
+
+def _chain(call: Callable[..., mx.array], queries: mx.array, times: int) -> tuple[float, float]:
     mask = "causal" if queries.shape[2] > 1 else None
     started = perf_counter()
     for _ in range(times):
         queries = call(queries, mask)
+    built = perf_counter() - started
     mx.eval(queries)
-    return perf_counter() - started
+    return perf_counter() - started, built
 
 
 # -- end to end ---------------------------------------------------------------------------------------------
@@ -406,6 +441,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--seconds", type=float, default=100.0, help="of a piece and number of bits")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--geometries", action="store_true", help="of `attention`: each by itself")
     parser.add_argument("--model", help="of `pair`")
     parser.add_argument("--drafter", help="of `pair`")
     parser.add_argument("--no-wide-gemm", dest="wide_gemm", action="store_const", const=False)

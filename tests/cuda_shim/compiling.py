@@ -6,8 +6,10 @@ import ctypes
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from shutil import which
+from tempfile import TemporaryDirectory
 
 import mlx.core as mx
 
@@ -20,12 +22,25 @@ def compiler() -> list[str]:
     return ["c++"] if which("c++") is not None else [sys.executable, "-m", "ziglang", "c++"]
 
 
+_OPTIONS = ("-std=c++20", "-O1", "-w", "-fPIC")
+
+
+@cache
+def _header(name: str) -> TemporaryDirectory[str]:
+    """A folder with the header in the form in which GCC reads it faster; other compilers pass it over."""
+    folder = TemporaryDirectory()
+    options = ["-x", "c++-header", "-o", f"{folder.name}/{name}.gch", str(HERE / name)]
+    subprocess.run([*compiler(), *_OPTIONS, *options], check=True)
+    return folder
+
+
 def compiled_text(text: str, folder: Path) -> ctypes.CDLL:
-    """The library of one source text."""
+    """The library of one source text, which begins with a header of the shim's."""
     main, library = folder / "main.cpp", folder / "kernel.so"
     main.write_text(text)
-    options = ["-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{HERE}"]
-    subprocess.run([*compiler(), *options, "-o", str(library), str(main)], check=True)
+    places = [f"-I{_header(text.split(chr(34))[1]).name}", f"-I{HERE}"]
+    options = ["-shared", *places, "-o", str(library), str(main)]
+    subprocess.run([*compiler(), *_OPTIONS, *options], check=True)
     return ctypes.CDLL(str(library))
 
 

@@ -11,6 +11,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #define __device__
@@ -19,7 +20,12 @@
 
 struct Dim { int x = 1, y = 1, z = 1; };
 struct uint4 { unsigned x, y, z, w; };
+struct uint2 { unsigned x, y; };
+struct float4 { float x, y, z, w; };
+struct float2 { float x, y; };
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
 using std::max;
 using std::min;
 
@@ -87,6 +93,15 @@ inline void start() {
   swapcontext(&running->context, &scheduler);
 }
 
+inline std::string wrong;  // what a lane did
+
+// Ends the lane, and the block with what it did wrong: an exception does not leave a lane's stack.
+[[noreturn]] inline void fail(const char* what) {
+  wrong = what;
+  pause(Wait::DONE);
+  std::abort();
+}
+
 inline bool all(int first, int count, Wait wait) {
   for (int i = first; i < first + count; i++)
     if (lanes[i].wait != wait && lanes[i].wait != Wait::DONE) return false;
@@ -112,6 +127,7 @@ inline void run_block(int threads) {
       if (lanes[i].wait == Wait::NONE) {
         running = &lanes[i];
         swapcontext(&scheduler, &lanes[i].context);
+        if (!wrong.empty()) throw std::runtime_error(std::exchange(wrong, ""));
         moved = true;
       }
     for (int first = 0; first < threads; first += WARP) {
@@ -180,6 +196,14 @@ inline X __shfl_xor_sync(unsigned, X x, int other) {
   return x;
 }
 
+inline bool __any_sync(unsigned, bool mine) {
+  const unsigned word = mine;
+  const shim::Lane* warp = shim::meet(&word, 1);
+  bool any = false;
+  for (int lane = 0; lane < shim::WARP; lane++) any |= *shim::of(warp, lane) != 0;
+  return any;
+}
+
 inline float __int_as_float(unsigned bits) {
   float x;
   std::memcpy(&x, &bits, 4);
@@ -192,40 +216,3 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   for (int i = 0; i < 4; i++) out |= unsigned((both >> (8 * ((selector >> (4 * i)) & 7))) & 255) << (8 * i);
   return out;
 }
-
-namespace few_queries {
-
-template <typename T>
-inline float half_of(unsigned word, int which) {
-  const std::uint16_t bits = static_cast<std::uint16_t>(word >> (16 * which));
-  T value;
-  std::memcpy(&value, &bits, 2);
-  return value;
-}
-
-// The fragments of mma.m16n8k16 as the PTX manual lays them out.
-template <typename T>
-inline void mma(float* sum, const unsigned* a, unsigned b0, unsigned b1, T) {
-  const unsigned words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  const shim::Lane* warp = shim::meet(words, 6);
-  const int lane = shim::running->thread % shim::WARP, g = lane >> 2, c = lane & 3;
-  for (int i = 0; i < 4; i++) {
-    const int row = g + 8 * (i >> 1), column = 2 * c + (i & 1);
-    for (int k = 0; k < 16; k++) {
-      const int quad = (k % 8) / 2, which = k & 1;
-      const unsigned* left = shim::of(warp, (row % 8) * 4 + quad);
-      const unsigned* right = shim::of(warp, column * 4 + quad);
-      sum[i] += half_of<T>(left[(row >= 8 ? 1 : 0) + (k >= 8 ? 2 : 0)], which) * half_of<T>(right[4 + (k >= 8 ? 1 : 0)], which);
-    }
-  }
-}
-
-template <typename T>
-inline unsigned packed(float low, float high, T) {
-  const T pair[2] = {T(low), T(high)};
-  unsigned word;
-  std::memcpy(&word, pair, 4);
-  return word;
-}
-
-}  // namespace few_queries

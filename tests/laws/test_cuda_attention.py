@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mlx_dspark.kernels.cuda_attention.attend import plan, takes
-from tests.cuda_shim.attention import Variant, attend, compiled
+from mlx_dspark.kernels.cuda_attention.attend import attend, takes
+from mlx_dspark.kernels.cuda_attention.geometry import TILE, Geometry, Plan, alone, plan, streaming
+from tests.cuda_shim.kernels import CpuKernels
 
-Shapes = tuple[tuple[int, int], int, int]
-"""Heads of queries and of keys, width, length."""
+ROUNDING = {mx.float16: 3e-3, mx.bfloat16: 2e-2}
+"""What rounding to the dtype may cost."""
 
-WHOLE: list[Shapes] = [
-    ((9, 3), 5, 33),
-    ((9, 3), 9, 100),
-    ((9, 3), 1, 150),
-    ((8, 1), 5, 9),
-    ((8, 1), 9, 33),
-    ((4, 4), 1, 9),
-    ((4, 4), 9, 16),
-]
-SPLIT: list[Shapes] = [((9, 3), 1, 1040), ((6, 2), 9, 1040)]
-FORMS = {mx.float16: (64, 8, 3e-3), mx.bfloat16: (128, 4, 2e-2)}
-"""Head size, warps and what rounding to the dtype may cost."""
+
+class Shape(NamedTuple):
+    heads: int
+    kv_heads: int
+    width: int
+    length: int
+    rows: int = 1
+
+
+class Call(NamedTuple):
+    """`mask`: 0 none, 1 causal, 2 booleans, of which the first query sees none."""
+
+    dtype: mx.Dtype
+    dim: int
+    mask: int
+    sinks: bool
+    geometry: Geometry | None
 
 
 def reference(
@@ -52,88 +56,185 @@ def reference(
     return np.einsum("bhwl,bhld->bhwd", shares / np.where(total == 0, 1, total), np.repeat(v, group, 1))
 
 
-def error(
-    library: ctypes.CDLL, variant: Variant, heads: tuple[int, int], width: int, length: int
-) -> float | None:
-    """The largest difference from the reference; None where these shapes are not of the variant."""
-    rows = 2 if variant.mask == 2 else 1
-    shape = (rows, heads[0], width, variant.dim), (rows, heads[1], length, variant.dim)
-    if (plan(*shape)[2] > 1) != variant.split or length < width:
-        return None
-    rng = np.random.default_rng(length + width)
+def drawn(call: Call, shape: Shape, seed: int) -> list[mx.array]:
+    """Queries as a projection makes them; keys and values are the first positions of a buffer that has no
+    numbers after them."""
+    rng = np.random.default_rng(seed)
 
-    def made(*shape: int) -> mx.array:
-        return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(variant.dtype)
+    def made(*sizes: int) -> mx.array:
+        return mx.array(rng.standard_normal(sizes).astype(np.float32)).astype(call.dtype)
 
-    queries = made(rows, width, heads[0], variant.dim)
-    keys, values = (made(rows, heads[1], length + 7, variant.dim) for _ in range(2))
-    sinks = made(heads[0]) if variant.sinks else None
-    mask = None
-    if variant.mask == 1:
-        mask = (np.arange(length) <= np.arange(length - width, length)[:, None])[None, None]
-    elif variant.mask == 2:
-        mask = rng.random((rows, 1, width, length)) < 0.5
+    queries = made(shape.rows, shape.width, shape.heads, call.dim).swapaxes(1, 2)
+    sizes = (shape.rows, shape.kv_heads, shape.length, call.dim)
+    rest = mx.full((*sizes[:2], 7, call.dim), mx.nan, call.dtype)
+    return [queries, *(mx.concatenate([made(*sizes), rest], 2)[:, :, : shape.length] for _ in range(2))]
+
+
+def fault(kernels: CpuKernels, call: Call, shape: Shape, inputs: list[mx.array] | None = None) -> float:
+    """The largest difference from the reference, over what rounding may cost; endless if keys and values are
+    read more often than once a part."""
+    rng = np.random.default_rng(shape.length + shape.width)
+    queries, keys, values = inputs or drawn(call, shape, shape.length)
+    sinks = mx.array(rng.standard_normal(shape.heads)).astype(call.dtype) if call.sinks else None
+    mask, given = None, None
+    if call.mask == 1:
+        last = np.arange(shape.length - shape.width, shape.length)[:, None]
+        mask, given = (np.arange(shape.length) <= last)[None, None], "causal"
+    elif call.mask == 2:
+        mask = rng.random((shape.rows, 1, shape.width, shape.length)) < 0.5
         mask[0, 0, 0] = False
-    given = mask if variant.mask == 2 else None
-    got = attend(library, queries, (keys, length), (values, length), variant.dim**-0.5, given, sinks)
-    plain = [np.array(each.astype(mx.float32)) for each in (queries, keys, values)]
-    wanted = reference(
-        plain[0].swapaxes(1, 2),
-        plain[1][:, :, :length],
-        plain[2][:, :, :length],
-        mask,
-        np.array(sinks.astype(mx.float32)) if sinks is not None else None,
-    )
-    difference = float(np.abs(got - wanted).max())
-    return difference if np.isfinite(difference) else np.inf
+        given = mx.array(mask.tolist())
+    got = attend(queries, keys, values, call.dim**-0.5, given, sinks, call.geometry, kernels)
+    q, k, v = (np.array(each.astype(mx.float32)) for each in (queries, keys, values))
+    wanted = reference(q, k, v, mask, np.array(sinks.astype(mx.float32)) if sinks is not None else None)
+    difference = float(np.abs(np.array(got.astype(mx.float32)) - wanted).max())
+    pieces = shape.rows * shape.kv_heads * shape.length * 2 * call.dim // 8
+    once = inputs or (kernels.pieces, kernels.most_reads) == (pieces, planned(call, shape).parts)
+    return difference / ROUNDING[call.dtype] if once and np.isfinite(difference) else np.inf
 
 
-def errors(
-    variant: Variant, folder: Path, shapes: Iterable[Shapes], change: tuple[str, str] | None = None
-) -> list[float]:
-    library = compiled(variant, folder, change)
-    found = [error(library, variant, *shape) for shape in shapes]
-    return [each for each in found if each is not None]
+def planned(call: Call, shape: Shape) -> Plan:
+    rows, heads, kv_heads = shape.rows, shape.heads, shape.kv_heads
+    sizes = (rows, heads, shape.width, call.dim), (rows, kv_heads, shape.length, call.dim)
+    return plan(*sizes, call.geometry)
 
 
-@pytest.mark.parametrize(
-    ("mask", "sinks", "split"),
-    [(0, False, False), (1, False, False), (2, True, False), (1, True, True), (2, False, True)],
-    ids=["all", "causal", "mask and sinks", "causal with sinks in splits", "mask in splits"],
-)
-@pytest.mark.parametrize("dtype", FORMS, ids=str)
-def test_the_kernel_is_attention_in_float32(
-    dtype: mx.Dtype, mask: int, sinks: bool, split: bool, tmp_path: Path
+ONE, TWO, SIDES = Geometry(1, 1, 2, 2, 1), Geometry(2, 1, 1, 3, 2), Geometry(2, 2, 1, 4, 2)
+WHOLE = [
+    Shape(1, 1, 1, 1),
+    Shape(3, 1, 5, 15),
+    Shape(4, 4, 1, 16),
+    Shape(8, 2, 2, 17),
+    Shape(8, 1, 4, 47, rows=2),
+    Shape(8, 2, 16, 48),
+    Shape(16, 2, 1, 79),
+    Shape(4, 1, 9, 128),
+]
+SPLIT = {
+    ONE: [Shape(4, 1, 2, 257), Shape(3, 1, 9, 290)],
+    TWO: [Shape(4, 2, 8, 129, rows=2), Shape(8, 1, 3, 177), Shape(8, 1, 5, 160)],
+    SIDES: [Shape(8, 1, 8, 129), Shape(8, 2, 13, 150), Shape(3, 1, 32, 145)],
+}
+KINDS = [
+    Call(mx.float16, 64, 0, False, ONE),
+    Call(mx.float16, 64, 2, True, TWO),
+    Call(mx.float16, 64, 1, False, SIDES),
+    Call(mx.bfloat16, 128, 2, False, ONE),
+    Call(mx.bfloat16, 128, 1, True, TWO),
+    Call(mx.bfloat16, 128, 0, False, SIDES),
+]
+
+
+@pytest.mark.parametrize("call", KINDS, ids=str)
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+def test_the_kernel_is_attention_in_float32_and_reads_each_key_once(
+    call: Call, split: bool, tmp_path: Path
 ) -> None:
-    dim, warps, rounding = FORMS[dtype]
-    shapes = SPLIT if split else WHOLE
-    found = errors(Variant(dtype, dim, warps, mask, sinks, split), tmp_path, shapes)
-    assert len(found) == len(shapes)
-    assert max(found) < rounding
+    assert call.geometry is not None
+    kernels = CpuKernels(tmp_path)
+    for shape in SPLIT[call.geometry] if split else WHOLE:
+        if call.mask == 1 and shape.length < shape.width:
+            continue
+        assert (planned(call, shape).splits > 1) == split
+        assert fault(kernels, call, shape) < 1, shape
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_geometries_of_the_plan_are_right(dim: int, tmp_path: Path) -> None:
+    kernels = CpuKernels(tmp_path)
+    call = Call(mx.bfloat16, dim, 1, False, None)
+    assert fault(kernels, call, Shape(3, 1, 7, 200)) < 1
+    for width in (2, 8, 16):
+        shape = Shape(4, 1, width, 1050 if dim == 64 else 530)
+        assert planned(call, shape).splits > 1
+        assert fault(kernels, call, shape) < 1
+
+
+@pytest.mark.parametrize("call", [KINDS[0], KINDS[4]], ids=str)
+def test_keys_may_lie_anyhow(call: Call, tmp_path: Path) -> None:
+    """Dims apart, keys that are no multiple of 16 bytes apart, and one head's first number at none."""
+    kernels = CpuKernels(tmp_path)
+    shape = Shape(4, 2, 3, 270)
+    queries, keys, values = drawn(call, shape, 1)
+    turned = mx.contiguous(keys.swapaxes(2, 3)).swapaxes(2, 3)
+    assert (
+        fault(
+            kernels, call, shape, [queries, turned, mx.pad(values, [(0, 0)] * 3 + [(0, 3)])[..., : call.dim]]
+        )
+        < 1
+    )
+    assert not kernels.pieces
+    numbers = mx.pad(mx.flatten(mx.contiguous(values), 2), [(0, 0), (0, 0), (0, 1)])
+    each = shape.length * call.dim + 1
+    shifted = mx.as_strided(numbers, values.shape, (2 * each, each, call.dim, 1))
+    assert fault(kernels, call, shape, [queries, keys, shifted]) < 1
+    assert kernels.pieces * 16 == shape.length * 3 * 2 * call.dim
 
 
 CHANGES = {
-    "sees one key more": ("length - width + place[i >> 1];", "length - width + place[i >> 1] + 1;"),
-    "starts one tile late": ("int tile = from + warp;", "int tile = from + warp + 1;"),
-    "forgets to rescale": ("out_sum[j][2 * i] *= kept, ", ""),
-    "sums the wrong warp": ("out_sum[j][2 * i + e] = a *", "out_sum[j][2 * i + e] = b *"),
+    "sees one key more": ("length - width + place :", "length - width + place + 1 :"),
+    "starts one tile late": ("const int tile = begin + team;", "const int tile = begin + team + 1;"),
+    "stops one tile early": ("begin < to; begin += TEAMS", "begin + TEAMS < to; begin += TEAMS"),
+    "forgets to rescale": ("*= kept[2 * m + (e >> 1)];", "*= e ? kept[2 * m + (e >> 1)] : 1.f;"),
+    "rescales never": ("kept[i] != 1.f;", "kept[i] > 1.f;"),
+    "sums the wrong team": ("float2 theirs = tops[((t * SIDES", "float2 theirs = tops[((team * SIDES"),
+    "weighs no team": (
+        "const float kept = exp2f(most[i] - origin);\nmost",
+        "const float kept = 1.f;\nmost",
+    ),
+    "leaves out a team": ("x[4 * half] += four.x,", "x[4 * half] = four.x,"),
     "swaps halves of a value": ("j & 1 ? 0x7632 : 0x5410", "j & 1 ? 0x5410 : 0x7632"),
-    "takes another head": ("(real[i] ? n : queries - 1) / width;", "(real[i] ? n : queries - 1) % group;"),
-    "stops one tile early": ("tile < to; tile += WARPS", "tile + 1 < to; tile += WARPS"),
+    "takes another head": ("min(n, queries - 1) / width;", "min(n, queries - 1) / group;"),
+    "takes another's queries": ("(blockIdx.y * SIDES + side)", "(blockIdx.y * SIDES)"),
     "adds lanes twice": ("x + __shfl_xor_sync(0xffffffffu, x, 2)", "x + __shfl_xor_sync(0xffffffffu, x, 1)"),
     "leaves out the scale": ("scale[0] * LOG2E", "LOG2E"),
-    "reads a key's other dims": (
-        "c * MINE * k_strides[3], k_strides[3]",
-        "g * MINE * k_strides[3], k_strides[3]",
+    "reads a query's other dims": ("8 * (4 * j + c) * mine.dim", "8 * (4 * j) * mine.dim"),
+    "reads another key": ("keys_here[place_of(8 * t + g", "keys_here[place_of(g"),
+    "reads another value": ("(r & 1) + 8 * (r >> 1), h", "(r & 1), h"),
+    "waits for one copy less": ("arrived<STAGES - 2>();", "arrived<STAGES - 1>();"),
+    "meets nobody": ("meet();\n", ""),
+    "copies over what is in use": ("slot == 0 ? STAGES - 1 : slot - 1);", "slot);"),
+    "copies past the end": ("each, begin + i * STEP + key < length);", "each, true);"),
+    "copies beyond its range": ("if (tile < to) {", "if (true) {"),
+    "sums over what others still read": (
+        "__syncthreads();\n#pragma unroll\nfor (int i = 0; i < MINE; i++) {\ntotal",
+        "#pragma unroll\nfor (int i = 0; i < MINE; i++) {\ntotal",
+    ),
+    "combines one range less": ("for (int s = way; s < splits;", "for (int s = way; s + 1 < splits;"),
+    "combines without weights": (
+        "const float share = exp2f(tops[s].x - origin);",
+        "const float share = 1.f;",
     ),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_for_the_worse_is_noticed(change: tuple[str, str], tmp_path: Path) -> None:
-    dim, warps, rounding = FORMS[mx.float16]
-    found = errors(Variant(mx.float16, dim, warps, 1, False, False), tmp_path, WHOLE[:3], change)
-    assert max(found) > rounding
+    kernels = CpuKernels(tmp_path, change)
+    call = Call(mx.float16, 64, 1, False, Geometry(2, 2, 2, 2, 1))
+    try:
+        found = fault(kernels, call, Shape(9, 1, 5, 270))
+    except AssertionError:
+        found = np.inf
+    assert found > 1
+
+
+def test_what_is_compiled_is_named_by_its_text() -> None:
+    """MLX keeps compiled kernels on disk by name."""
+    named: dict[str, str] = {}
+
+    def factory(*, name: str, header: str, source: str, **form: Any) -> Any:
+        text = header.replace(name, "") + source
+        assert named.setdefault(name, text) == text
+        return lambda output_shapes, **call: [mx.zeros(shape) for shape in output_shapes]
+
+    geometries = [each for queries in (16, 32, 64) for each in streaming(64, queries)]
+    for dtype, dim, mask, geometry in product(ROUNDING, (64, 128), (None, "causal"), set(geometries)):
+        for length in (40, 4000):
+            queries, keys = mx.zeros((1, 2, 3, dim), dtype), mx.zeros((1, 2, length, dim), dtype)
+            attend(queries, keys, keys, 1.0, mask, None, geometry, factory)
+    assert len(set(named.values())) == len(named)
+    assert len(named) == 2 * 2 * (2 * 2 * len(set(geometries)) + 1)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +249,21 @@ def test_other_calls_are_not_taken(dtype: mx.Dtype, dim: int, mask: mx.array | N
 
 @pytest.mark.parametrize("length", [1, 500, 1025, 4000, 40_000, 130_000])
 @pytest.mark.parametrize("heads", [(9, 3), (32, 8), (64, 4)])
-def test_keys_are_split_so_that_every_range_has_some(heads: tuple[int, int], length: int) -> None:
+def test_keys_are_split_so_that_every_team_has_some(heads: tuple[int, int], length: int) -> None:
     for dim, width in product((64, 128), (1, 8, 32)):
-        warps, parts, splits = plan((1, heads[0], width, dim), (1, heads[1], length, dim))
-        assert parts * 16 >= heads[0] // heads[1] * width
-        assert 1 <= splits <= max(1, -(-length // 16) // (2 * warps))
+        geometry, parts, splits = plan((1, heads[0], width, dim), (1, heads[1], length, dim))
+        assert parts * geometry.queries >= heads[0] // heads[1] * width
+        assert 1 <= splits <= max(1, -(-length // TILE) // (2 * geometry.teams))
+        assert geometry in (alone(dim), *streaming(dim, heads[0] // heads[1] * width)[:1])
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_geometries_fit_and_the_first_fit_any_device(dim: int) -> None:
+    for queries in (1, 16, 17, 32, 33, 64, 128):
+        offered = [alone(dim), *streaming(dim, queries)]
+        assert len(set(offered)) == len(offered)
+        for each in offered:
+            assert each.stages > 1
+            assert each.resident * (each.shared_bytes(dim) + 1024) <= 227 * 1024
+            assert 32 * each.warps * each.resident <= 1024
+        assert all(each.shared_bytes(dim) <= 99 * 1024 for each in offered[:2])

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlx_dspark.kernels.cuda_text import NamedKernel
+from mlx_dspark.kernels.cuda_common.named import NamedKernel
 
 HEADER, SOURCE = "struct Sum {};\n", "y[0] = x_shape[0] + k_strides[1] + k_ndim;"
 

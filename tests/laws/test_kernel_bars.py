@@ -17,6 +17,7 @@ from benchmarks.scripted_drafter import ScriptedDrafter
 from benchmarks.sides import Sides
 from mlx_dspark.contracts import Ask
 from mlx_dspark.foundation.request import SamplingParams
+from mlx_dspark.kernels.cuda_attention.geometry import streaming
 from mlx_dspark.nn.noise import RowNoise
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dspark
@@ -41,6 +42,24 @@ def test_times_of_both_sides_at_each_width(piece: str, times: str, tmp_path: Pat
     assert set(row["ours" + times]) == set(row["stock" + times]) == set(WIDTHS)
     assert row["bars"]
     assert json.loads((tmp_path / "out.json").read_text()) == json.loads(json.dumps([row]))
+
+
+def test_geometries_are_timed_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def attend(q: Any, k: Any, v: Any, scale: float, mask: Any, sinks: Any, geometry: Any) -> mx.array:
+        away = 1.0 if geometry == streaming(128, 32)[1] else 0.0
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks) + away
+
+    monkeypatch.setattr(kernel_bars, "attend", attend)
+    (row,) = ran("attention", "--geometries")
+    offered = [(width, each) for width in WIDTHS if width > 1 for each in streaming(128, 4 * width)]
+    assert [(each["queries"], each["tiles"], each["stages"]) for each in row["geometries"]] == [
+        (width, each.tiles, each.stages) for width, each in offered
+    ]
+    away = [each["away"] for each in row["geometries"]]
+    assert away == pytest.approx([float(each == streaming(128, 32)[1]) for _, each in offered])
+    assert capsys.readouterr().out.count(" us ") == len(offered)
 
 
 def test_a_scripted_drafter_answers_as_stock_does_in_fewer_rounds() -> None:

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import mlx.core as mx
 
+from mlx_dspark.kernels.cuda_attention.geometry import Geometry, plan
+from mlx_dspark.kernels.cuda_common.build import HALVES, Block, Factory, Text, built, constants, source_text
+
 DIMS = (64, 128)
 """Head sizes whose sums fit into registers."""
 
-TILE = 16
-"""Queries and keys of a tile."""
+COMBINING = 128
+"""Threads that add what blocks found for a query."""
 
-BLOCKS = 264
-"""Blocks that keep a large device busy: two for each of its multiprocessors."""
-
-ALONE = 8
-"""A warp takes so many tiles of keys before they are split over blocks, which costs a second kernel."""
-
-_HALVES = (mx.float16, mx.bfloat16)
 _TOLERANCE = 2e-2
 
 
 def takes(queries: mx.array, keys: mx.array, mask: Any, sinks: mx.array | None) -> bool:
     """Whether the kernel computes this: halves of a known head size, no mask, a causal one or booleans."""
-    if queries.dtype not in _HALVES or keys.dtype != queries.dtype or queries.shape[3] not in DIMS:
+    if queries.dtype not in HALVES or keys.dtype != queries.dtype or queries.shape[3] not in DIMS:
         return False
     if isinstance(mask, mx.array) and (mask.dtype != mx.bool_ or mask.ndim > 4):
         return False
@@ -36,87 +32,107 @@ def takes(queries: mx.array, keys: mx.array, mask: Any, sinks: mx.array | None) 
 
 
 def attend(
-    queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: mx.array | None
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    scale: float,
+    mask: Any,
+    sinks: mx.array | None,
+    geometry: Geometry | None = None,
+    factory: Factory | None = None,
 ) -> mx.array:
     """`[rows, heads, width, head_dim]` over keys and values `[rows, kv_heads, length, head_dim]`, in the
     queries' dtype. `mask` is None, "causal" (the queries are the last positions) or booleans that broadcast
-    to `[rows, heads, width, length]`; `sinks` `[heads]` join the softmax of their head.
+    to `[rows, heads, width, length]`; `sinks` `[heads]` join the softmax of their head. `geometry` is the
+    plan's where none is given.
 
     A query that sees nothing gets zeros. Queries of one group of heads read each key and value once for every
-    16 of them.
+    `geometry.queries` of them.
     """
-    rows, heads, width, dim = queries.shape
     kind = 2 if isinstance(mask, mx.array) else int(mask is not None)
-    warps, parts, splits = plan(queries.shape, keys.shape)
+    form = (queries.dtype, kind, sinks is not None)
+    first, *second = _launches(queries.shape, keys.shape, form, geometry, factory)
     inputs = [queries, keys, values, _scale(scale)]
     if kind == 2:
-        inputs.append(mx.broadcast_to(mask, (rows, heads, width, keys.shape[2])))
+        inputs.append(mx.broadcast_to(mask, (*queries.shape[:3], keys.shape[2])))
     if sinks is not None:
         inputs.append(sinks)
-    shape = (rows, width, heads, dim)
-    shapes, dtypes = [shape], [queries.dtype]
-    if splits > 1:
-        shapes = [(rows, width, heads, splits, dim), (rows, width, heads, splits, 2)]
-        dtypes = [mx.float32, mx.float32]
-    out = _kernel(kind, sinks is not None, splits > 1)(
-        inputs=inputs,
-        template=[("T", queries.dtype), ("D", dim), ("WARPS", warps)],
-        grid=(splits * warps * 32, parts, rows * keys.shape[1]),
-        threadgroup=(warps * 32, 1, 1),
-        output_shapes=shapes,
-        output_dtypes=dtypes,
-    )
-    if splits > 1:
-        out = _combine()(
-            inputs=out,
-            template=[("T", queries.dtype), ("D", dim)],
-            grid=(rows * width * heads * dim, 1, 1),
-            threadgroup=(dim, 1, 1),
-            output_shapes=[shape],
-            output_dtypes=[queries.dtype],
-        )
+    out = first(inputs=inputs)
+    for launch in second:
+        out = launch(inputs=out)
     return out[0].swapaxes(1, 2)
 
 
-def plan(queries: tuple[int, ...], keys: tuple[int, ...]) -> tuple[int, int, int]:
-    """For arrays of these shapes: warps of a block, tiles of queries in a group of heads, and into how many
-    ranges the keys are cut, so that the device is busy and no warp has next to nothing."""
-    rows, heads, width, dim = queries
-    warps = 8 if dim == 64 else 4
-    parts = -(-(heads // keys[1] * width) // TILE)
-    tiles = -(-keys[2] // TILE)
-    if tiles <= ALONE * warps:
-        return warps, parts, 1
-    return warps, parts, max(1, min(BLOCKS // (rows * keys[1] * parts), tiles // (2 * warps)))
+Form = tuple[mx.Dtype, int, bool]
+"""The numbers' type; no mask, a causal one or booleans; whether there are sinks."""
+
+Launch = Callable[..., list[mx.array]]
 
 
-@cache
-def _kernel(kind: int, sinks: bool, split: bool) -> Any:
-    names = ["q", "k", "v", "scale", *(["mask"] if kind == 2 else []), *(["sinks"] if sinks else [])]
-    defines = f"#define MASK {kind}\n#define SINKS {int(sinks)}\n#define SPLIT {int(split)}\n"
-    return mx.fast.cuda_kernel(
-        name=f"few_queries_{kind}{int(sinks)}{int(split)}",
-        input_names=names,
-        output_names=["parts", "weights"] if split else ["out"],
-        header=defines + _text("lanes.cuh") + _text("attend.cuh"),
-        source=_text("attend.cu"),
-        ensure_row_contiguous=False,
+@lru_cache(maxsize=128)
+def _launches(
+    queries: tuple[int, ...],
+    keys: tuple[int, ...],
+    form: Form,
+    geometry: Geometry | None,
+    factory: Factory | None,
+) -> list[Launch]:
+    """Of arrays of these shapes, which the layers of a round share: the kernel, and the one that adds what
+    it found where keys are split over blocks."""
+    (rows, heads, width, dim), dtype = queries, form[0]
+    geometry, parts, splits = plan(queries, keys, geometry)
+    threads = 32 * geometry.warps
+    shape = (rows, width, heads, dim)
+    found = [(rows, width, heads, splits, each) for each in (dim, 2)]
+    first = partial(
+        _kernel(dim, form, splits > 1, geometry, factory),
+        grid=(splits * threads, parts, rows * keys[1]),
+        threadgroup=(threads, 1, 1),
+        output_shapes=found if splits > 1 else [shape],
+        output_dtypes=[mx.float32, mx.float32] if splits > 1 else [dtype],
     )
-
-
-@cache
-def _combine() -> Any:
-    return mx.fast.cuda_kernel(
-        name="few_queries_combine",
-        input_names=["parts", "weights"],
-        output_names=["out"],
-        source=_text("combine.cu"),
+    if splits == 1:
+        return [first]
+    second = partial(
+        _combine(dtype, dim, factory),
+        grid=(rows * width * heads * COMBINING, 1, 1),
+        threadgroup=(COMBINING, 1, 1),
+        output_shapes=[shape],
+        output_dtypes=[dtype],
     )
+    return [first, second]
 
 
 @cache
+def _kernel(dim: int, form: Form, split: bool, geometry: Geometry, factory: Factory | None) -> Any:
+    dtype, mask, sinks = form
+    kind = HALVES[dtype]
+    defines = f"#define MASK {mask}\n#define SINKS {int(sinks)}\n#define SPLIT {int(split)}\n"
+    inputs = {"q": kind, "k": kind, "v": kind, "scale": "float"}
+    inputs |= ({"mask": "bool"} if mask == 2 else {}) | ({"sinks": kind} if sinks else {})
+    laid = geometry._asdict()
+    del laid["resident"]
+    sizes = constants(D=dim, **{name.upper(): value for name, value in laid.items()})
+    text = Text(
+        f"{defines}namespace few_queries {{\nusing T = {kind};\n{sizes}}}\n{_text('attend.cuh')}",
+        _text("attend.cu"),
+        inputs,
+        {"parts": "float", "weights": "float"} if split else {"out": kind},
+    )
+    block = Block(32 * geometry.warps, geometry.resident, geometry.shared_bytes(dim))
+    return built("few_queries", text, block, factory, ensure_row_contiguous=False)
+
+
+@cache
+def _combine(dtype: mx.Dtype, dim: int, factory: Factory | None) -> Any:
+    kind = HALVES[dtype]
+    header = f"namespace few_queries {{\nusing T = {kind};\n{constants(D=dim, THREADS=COMBINING)}}}\n"
+    text = Text(header, _text("combine.cu"), {"parts": "float", "weights": "float"}, {"out": kind})
+    return built("few_queries_combine", text, Block(COMBINING, 1, 0), factory)
+
+
 def _text(name: str) -> str:
-    return (files("mlx_dspark.kernels.cuda_attention") / name).read_text()
+    return source_text("cuda_attention", name)
 
 
 @cache
@@ -133,7 +149,7 @@ def right_here(dtype: mx.Dtype, dim: int) -> bool:
     Never raises: where it does not, other attention is used.
     """
     try:
-        return all(_agrees(dtype, dim, length, width) for length, width in ((40, 3), (1500, 9)))
+        return all(_agrees(dtype, dim, *case) for case in ((40, 3), (1500, 3), (1500, 9), (1500, 20)))
     except (RuntimeError, ValueError):
         return False
 

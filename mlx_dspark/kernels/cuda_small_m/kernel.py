@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from itertools import chain
 from typing import Any
-from zlib import crc32
 
 import mlx.core as mx
 
 from mlx_dspark.kernels.base import Source
+from mlx_dspark.kernels.cuda_common.build import HALVES, Block, Factory, Text, built, constants, source_text
 from mlx_dspark.kernels.cuda_small_m import cases
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
-from mlx_dspark.kernels.cuda_text import NamedKernel
 from mlx_dspark.kernels.framework.kernel import Case
 from mlx_dspark.kernels.framework.rows import Rows, RowsKernel
 from mlx_dspark.kernels.framework.shapes import MatrixShape
-
-Factory = Callable[..., Any]
-
-_NAMES = {mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
 
 
 def product(x: mx.array, source: Source, geometry: Geometry, factory: Factory | None = None) -> mx.array:
@@ -93,60 +87,29 @@ def _launch(
 @cache
 def _kernel(factory: Factory | None, dtype: mx.Dtype, form: Form, shared: int, geometry: Geometry) -> Any:
     bits, group, columns, gather, parts = form
-    constants = {
-        "BITS": bits,
-        "GROUP": group,
-        "NT": columns,
-        "RT": geometry.tiles,
-        "WARPS": geometry.warps,
-        "STAGES": geometry.stages,
-        "SPAN": geometry.span,
-        "HOLD": int(geometry.hold),
-    }
-    text = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    text = f"namespace small_m {{\nusing T = {_NAMES[dtype]};\n{text}}}\n"
+    kind = HALVES[dtype]
+    text = constants(
+        BITS=bits,
+        GROUP=group,
+        NT=columns,
+        RT=geometry.tiles,
+        WARPS=geometry.warps,
+        STAGES=geometry.stages,
+        SPAN=geometry.span,
+        HOLD=int(geometry.hold),
+    )
+    text = f"namespace small_m {{\nusing T = {kind};\n{text}}}\n"
     text = f"#define GATHER {int(gather)}\n#define PARTS {parts}\n{text}"
-    body = source_text("product.cu")
-    header = source_text("lanes.cuh") + source_text("parts.cuh") + text
-    # MLX keeps what it compiled by name, on disk too, with its shared memory: the name tells them apart.
     ends = ["", *(f"_{number}" for number in range(1, parts))]
-    name = f"small_m_{geometry.resident}_{shared}_{crc32((header + body).encode()):08x}"
-    return NamedKernel(
-        factory=factory,
-        lazy=1,
-        name=name,
-        input_names=[
-            "x",
-            *(held + end for end in ends for held in ("weights", "scales", "biases")),
-            *(["experts"] if gather else []),
-        ],
-        output_names=[f"y{end}" for end in ends],
-        header=header + _bounds(name, _NAMES[dtype], gather, ends, geometry),
-        source=body,
-        shared_memory=shared,
+    types = {"weights": "uint32_t", "scales": kind, "biases": kind}
+    inputs = {"x": kind} | {held + end: types[held] for end in ends for held in types}
+    source = Text(
+        source_text("cuda_small_m", "parts.cuh") + text,
+        source_text("cuda_small_m", "product.cu"),
+        {**inputs, "experts": "uint32_t"} if gather else inputs,
+        {f"y{end}": kind for end in ends},
     )
-
-
-def _bounds(name: str, kind: str, gather: bool, ends: Sequence[str], geometry: Geometry) -> str:
-    """Declares the function that MLX is about to define, so that its registers suit the launch."""
-    held = "".join(
-        f"const uint32_t* weights{end}, const __grid_constant__ Shape weights{end}_shape, "
-        f"const {kind}* scales{end}, const {kind}* biases{end}, "
-        for end in ends
-    )
-    experts = "const uint32_t* experts, " if gather else ""
-    results = ", ".join(f"{kind}* y{end}" for end in ends)
-    return f"""namespace mlx::core::cu {{
-__global__ void __launch_bounds__({geometry.threads}, {geometry.resident}) custom_kernel_{name}(
-    const {kind}* x, const __grid_constant__ Shape x_shape, const __grid_constant__ int x_ndim,
-    {held}{experts}{results});
-}}
-"""
-
-
-@cache
-def source_text(name: str) -> str:
-    return (files("mlx_dspark.kernels.cuda_small_m") / name).read_text()
+    return built("small_m", source, Block(geometry.threads, geometry.resident, shared), factory, lazy=1)
 
 
 class CudaSmallM(RowsKernel):

@@ -1,6 +1,8 @@
 // Codes become halves inside a word, two at a time, plus a known offset that the sums of x take away again.
 namespace small_m {
 
+using namespace lanes;
+
 template <int BITS, typename T>
 struct Codes;
 

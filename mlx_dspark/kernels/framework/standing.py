@@ -30,7 +30,7 @@ class _Attended(NamedTuple):
 class CudaAttention:
     """The attention of a few queries in halves, causal."""
 
-    name, back_end, version = "cuda-attention", "cuda", 1
+    name, back_end, version = "cuda-attention", "cuda", 2
 
     def check_cases(self) -> Sequence[Case]:
         kinds = [(32, 8, dim, dtype) for dim in DIMS for dtype in (mx.float16, mx.bfloat16)]

@@ -2,7 +2,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-namespace small_m {
+namespace lanes {
 
 __device__ __forceinline__ void mma(float* sum, const unsigned* a, unsigned b0, unsigned b1, __half) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};\n"
@@ -29,6 +29,16 @@ __device__ __forceinline__ void mma_first(float* sum, const unsigned* a, unsigne
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.f));
 }
 
+__device__ __forceinline__ unsigned packed(float low, float high, __half) {
+  __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<unsigned*>(&pair);
+}
+
+__device__ __forceinline__ unsigned packed(float low, float high, __nv_bfloat16) {
+  __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<unsigned*>(&pair);
+}
+
 // Copies 4, 8 or 16 bytes into shared memory, or zeros where they are not `real`: `from` is not read then.
 template <int BYTES>
 __device__ __forceinline__ void fetch(void* to, const void* from, bool real) {
@@ -53,4 +63,4 @@ __device__ __forceinline__ unsigned char* arena() {
   return reinterpret_cast<unsigned char*>(whole);
 }
 
-}  // namespace small_m
+}  // namespace lanes
