@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dspark.kernels.cuda_attention.geometry import Geometry, plan
-from mlx_dspark.kernels.cuda_common.build import HALVES, Block, Factory, Text, built, constants, source_text
+from mlx_dspark.kernels.cuda_common.build import HALVES, Block, Factory, File, Text, built, constants
 
 DIMS = (64, 128)
 """Head sizes whose sums fit into registers."""
@@ -114,8 +114,8 @@ def _kernel(dim: int, form: Form, split: bool, geometry: Geometry, factory: Fact
     del laid["resident"]
     sizes = constants(D=dim, **{name.upper(): value for name, value in laid.items()})
     text = Text(
-        f"{defines}namespace few_queries {{\nusing T = {kind};\n{sizes}}}\n{_text('attend.cuh')}",
-        _text("attend.cu"),
+        [f"{defines}namespace few_queries {{\nusing T = {kind};\n{sizes}}}\n", _file("attend.cuh")],
+        _file("attend.cu"),
         inputs,
         {"parts": "float", "weights": "float"} if split else {"out": kind},
     )
@@ -127,12 +127,12 @@ def _kernel(dim: int, form: Form, split: bool, geometry: Geometry, factory: Fact
 def _combine(dtype: mx.Dtype, dim: int, factory: Factory | None) -> Any:
     kind = HALVES[dtype]
     header = f"namespace few_queries {{\nusing T = {kind};\n{constants(D=dim, THREADS=COMBINING)}}}\n"
-    text = Text(header, _text("combine.cu"), {"parts": "float", "weights": "float"}, {"out": kind})
+    text = Text([header], _file("combine.cu"), {"parts": "float", "weights": "float"}, {"out": kind})
     return built("few_queries_combine", text, Block(COMBINING, 1, 0), factory)
 
 
-def _text(name: str) -> str:
-    return source_text("cuda_attention", name)
+def _file(name: str) -> File:
+    return File("cuda_attention", name)
 
 
 @cache

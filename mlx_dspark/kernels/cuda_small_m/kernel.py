@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dspark.kernels.base import Source
-from mlx_dspark.kernels.cuda_common.build import HALVES, Block, Factory, Text, built, constants, source_text
+from mlx_dspark.kernels.cuda_common.build import HALVES, Block, Factory, File, Text, built, constants
 from mlx_dspark.kernels.cuda_small_m import cases
 from mlx_dspark.kernels.cuda_small_m.geometry import Geometry, ways
 from mlx_dspark.kernels.framework.kernel import Case
@@ -104,12 +104,12 @@ def _kernel(factory: Factory | None, dtype: mx.Dtype, form: Form, shared: int, g
     types = {"weights": "uint32_t", "scales": kind, "biases": kind}
     inputs = {"x": kind} | {held + end: types[held] for end in ends for held in types}
     source = Text(
-        source_text("cuda_small_m", "parts.cuh") + text,
-        source_text("cuda_small_m", "product.cu"),
+        [File("cuda_small_m", "parts.cuh"), text],
+        File("cuda_small_m", "product.cu"),
         {**inputs, "experts": "uint32_t"} if gather else inputs,
         {f"y{end}": kind for end in ends},
     )
-    return built("small_m", source, Block(geometry.threads, geometry.resident, shared), factory, lazy=1)
+    return built("small_m", source, Block(geometry.threads, geometry.resident, shared), factory)
 
 
 class CudaSmallM(RowsKernel):
