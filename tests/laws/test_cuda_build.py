@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +46,15 @@ def as_compiled(text: str) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
+def forget() -> None:
+    caches = attention._launches, attention._kernel, attention._combine, small_m._launch, small_m._kernel
+    for cached in caches:
+        cached.cache_clear()
+
+
 def made(factory: Noted | None) -> None:
     """Kernels of every kind."""
-    for cached in (
-        attention._launches,
-        attention._kernel,
-        attention._combine,
-        small_m._launch,
-        small_m._kernel,
-    ):
-        cached.cache_clear()
+    forget()
     product = small_m.CudaSmallM(factory)
     inputs = product.draw(Case("48x64-4b-g64-float16", 3), 0)
     launch = product.geometries(Case("48x64-4b-g64-float16", 3))[0]
@@ -68,14 +67,14 @@ def made(factory: Noted | None) -> None:
 
 
 @pytest.fixture
-def both(monkeypatch: pytest.MonkeyPatch) -> tuple[Noted, Noted]:
+def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Noted, Noted]]:
     """What MLX is given, and what stands in for it."""
     short, whole = Noted(), Noted()
     monkeypatch.setattr(mx.fast, "cuda_kernel", short)
     made(None)
     made(whole)
-    made(None)
-    return short, whole
+    yield short, whole
+    forget()
 
 
 def test_what_mlx_is_given_is_compiled_to_the_same(both: tuple[Noted, Noted]) -> None:
