@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+import mlx_dspark.kernels
+from mlx_dspark.kernels.framework import edition
 from mlx_dspark.kernels.framework.kernel import AttentionShape, Case
 from mlx_dspark.kernels.framework.probe import Effort, judge, largest_error
+from mlx_dspark.kernels.framework.registry import ENTRIES, Entry
 from mlx_dspark.kernels.framework.shapes import MatrixShape, exact_product
 from mlx_dspark.kernels.framework.store import FILE, GOOD_FOR, VerdictStore
 from mlx_dspark.kernels.framework.trial import Job, tried
@@ -229,6 +233,38 @@ def test_a_process_that_does_not_begin_tries_nothing(monkeypatch: pytest.MonkeyP
 LIVE = Verdict("live", geometry="('a', 1)", kernel_us=1.5, stock_us=3.0, error=1e-4, refusals=("no",))
 
 
+def test_verdicts_on_another_text_of_a_kernel_do_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, kernel = VerdictStore(tmp_path, "M2"), Scripted(Clock())
+    store.remember(kernel, {CASE: Verdict("live")})
+    assert CASE in store.recall(kernel)
+    monkeypatch.setattr("mlx_dspark.kernels.framework.store.edition", lambda *_: "another")
+    assert store.recall(kernel) == {}
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_the_edition_of_a_kernel_is_that_of_all_its_text(
+    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = Path(mlx_dspark.kernels.__file__).parent
+    copy = tmp_path / "kernels"
+    shutil.copytree(home, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    kernel = entry.kernel()
+    monkeypatch.setattr(edition, "files", lambda _: copy)
+    monkeypatch.setattr(edition, "_edition", edition._edition.__wrapped__)
+    before = edition.edition(kernel, kernel.back_end)
+    texts = [file for file in (copy / type(kernel).__module__.split(".")[2]).iterdir() if file.is_file()]
+    texts += [copy / "cuda_common" / "lanes.cuh"] if kernel.back_end == "cuda" else []
+    for file in texts:
+        held = file.read_bytes()
+        file.write_bytes(held + b"\n")
+        changed = edition.edition(kernel, kernel.back_end) != before
+        assert changed == (file.suffix != ".md"), file.name
+        file.write_bytes(held)
+    assert edition.edition(kernel, kernel.back_end) == before
+
+
 def test_verdicts_are_remembered_by_device_mlx_version_kernel_version_and_case(tmp_path: Path) -> None:
     kernel, other = Scripted(Clock()), Scripted(Clock(), version=2)
     store = VerdictStore(tmp_path, "one machine")
@@ -260,16 +296,17 @@ def test_a_verdict_that_other_work_may_have_caused_is_found_out_anew(state: Any,
         "[]",
         "nonsense",
         '{"schema": 99, "machines": {}}',
-        '{"schema": 2, "machines": {"m": {"scripted 1": {"a x 1": {"state": "live"}}}}}',
-        '{"schema": 2, "machines": {"m": {"scripted 1": {"a x y": %s}}}}',
-        '{"schema": 2, "machines": {"m": {"scripted 1": 5}}}',
+        '{"schema": 2, "machines": {"m": {"KERNEL": {"a x 1": {"state": "live"}}}}}',
+        '{"schema": 2, "machines": {"m": {"KERNEL": {"a x y": %s}}}}',
+        '{"schema": 2, "machines": {"m": {"KERNEL": 5}}}',
     ],
 )
 def test_a_damaged_file_is_set_aside(damage: str, tmp_path: Path) -> None:
-    text = damage.replace("%s", json.dumps({**LIVE.to_json(), "at": 0}))
+    kernel, store = Scripted(Clock()), VerdictStore(tmp_path, "m")
+    named = f"{kernel.name} {kernel.version} {edition.edition(kernel, kernel.back_end)}"
+    text = damage.replace("%s", json.dumps({**LIVE.to_json(), "at": 0})).replace("KERNEL", named)
     file = tmp_path / FILE
     file.write_text(text)
-    kernel, store = Scripted(Clock()), VerdictStore(tmp_path, "m")
     assert store.recall(kernel) == {}
     assert (tmp_path / f"{FILE}.damaged").read_text() == text
     assert store.remember(kernel, {CASE: LIVE}) == ""

@@ -21,7 +21,8 @@ class KernelState:
     """One kernel as it stands in one loaded model.
 
     `why` says why it is off, and is empty where it serves some case. `forced`: it was asked for by a setting,
-    so that it serves where it is no faster, too. `remark` is what else there is to say.
+    so that it serves where it is no faster, too. `remark` is what else there is to say. `edition` tells its
+    text from others.
     """
 
     name: str
@@ -30,6 +31,7 @@ class KernelState:
     cases: Mapping[Case, Verdict] = field(default_factory=dict)
     forced: bool = False
     remark: str = ""
+    edition: str = ""
 
     def serves(self, verdict: Verdict) -> bool:
         return verdict.state in (_SERVING_FORCED if self.forced else _SERVING)
@@ -77,6 +79,7 @@ class LiveKernels:
             {**old.cases, **state.cases},
             state.forced,
             state.remark or old.remark,
+            state.edition or old.edition,
         )
         self.states[self.states.index(old)] = both
 
@@ -94,7 +97,7 @@ class LiveKernels:
 
     def key(self) -> list[str]:
         """What the speed of the model depends on: kernels, their versions, and which cases they serve how."""
-        return [f"{each.name} {each.version} {_digest(each)}" for each in self.live]
+        return [f"{each.name} {each.version} {each.edition} {_digest(each)}" for each in self.live]
 
     def to_json(self) -> list[dict[str, Any]]:
         """Every kernel with its state; "cases" lists those that were tried."""

@@ -4,7 +4,7 @@ admitted is placed. Nothing that a kernel does here makes a load fail."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from mlx.utils import tree_unflatten
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.kernels.attention import Attention
 from mlx_dspark.kernels.base import Source
+from mlx_dspark.kernels.framework.edition import edition
 from mlx_dspark.kernels.framework.kernel import (
     AttentionKernel,
     AttentionShape,
@@ -235,9 +236,10 @@ class Offer:
         found, remark = self._tried(entry, kernel, missing) if missing else ({}, "")
         verdicts = {case: verdict for case, verdict in {**known, **found}.items() if case in set(cases)}
         forced = bool(getattr(self.wanted, entry.switch))
-        state = KernelState(entry.name, kernel.version, "", verdicts, forced, remark)
+        made_of = edition(kernel, kernel.back_end)
+        state = KernelState(entry.name, kernel.version, "", verdicts, forced, remark, made_of)
         why = why_none(verdicts, state.serving) if verdicts or not refused else refused
-        return KernelState(entry.name, kernel.version, why, verdicts, forced, remark)
+        return replace(state, why=why)
 
     def _tried(self, entry: Entry, kernel: Kernel, cases: Sequence[Case]) -> tuple[Verdicts, str]:
         """Verdicts of new cases, kept as they come, and why they could not be kept."""

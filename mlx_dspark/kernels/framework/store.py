@@ -19,6 +19,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlx_dspark.foundation.json_file import renew, set_aside
+from mlx_dspark.kernels.framework.edition import edition
 from mlx_dspark.kernels.framework.kernel import Case, Kernel
 from mlx_dspark.kernels.framework.verdict import Verdict
 from mlx_dspark.kernels.race import processor_name
@@ -99,7 +100,7 @@ class VerdictStore:
 
 
 def _key(kernel: Kernel) -> str:
-    return f"{kernel.name} {kernel.version}"
+    return f"{kernel.name} {kernel.version} {edition(kernel, kernel.back_end)}"
 
 
 def _verdict(raw: Mapping[str, Any]) -> Verdict:
