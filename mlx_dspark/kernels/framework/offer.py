@@ -27,6 +27,7 @@ from mlx_dspark.kernels.framework.kernel import (
 )
 from mlx_dspark.kernels.framework.live import KernelState, LiveKernels, why_none
 from mlx_dspark.kernels.framework.plan import Admitted, QueryPlan, RowPlan
+from mlx_dspark.kernels.framework.recheck import wrong_here
 from mlx_dspark.kernels.framework.registry import ENTRIES, BackEnd, Entry, back_end_here, entries_of
 from mlx_dspark.kernels.framework.store import Verdicts, VerdictStore, device_name
 from mlx_dspark.kernels.framework.trial import Job, tried
@@ -72,7 +73,8 @@ class Offer:
     """What is offered to one model; `live` tells what came of it.
 
     `telling` is told what is going on; `back_end`, `device`, `entries` and `probe` are, where they are not
-    given, those of this machine and of the registry, and `tried`.
+    given, those of this machine and of the registry, and `tried`. What a `probe` that is given admits is
+    taken as it is; else it is looked at once more in this process.
     """
 
     wanted: Wanted
@@ -129,7 +131,7 @@ class Offer:
         alike: Sequence[tuple[Source, mx.Dtype, list[str]]],
         chosen: dict[str, list[Admitted[MatrixKernel]]],
     ) -> KernelState:
-        taken: list[tuple[list[str], dict[int, Case]]] = []
+        taken: list[tuple[Source, mx.Dtype, list[str], dict[int, Case]]] = []
         refused = ""
         for source, dtype, names in alike:
             if (source.weight.ndim == 3) != isinstance(kernel, ExpertsKernel):
@@ -137,11 +139,22 @@ class Offer:
             why = kernel.refusal(source, dtype)
             refused = refused or why or ""
             if why is None:
-                taken.append((names, {width: kernel.case(source, dtype, width) for width in kernel.widths}))
-        state = self._judged(entry, kernel, [case for _, cases in taken for case in cases.values()], refused)
-        for names, cases in taken:
-            chosen.setdefault(names[0], []).append(_admitted(state, kernel, cases))
+                cases = {width: kernel.case(source, dtype, width) for width in kernel.widths}
+                taken.append((source, dtype, names, cases))
+        asked = [case for *_, cases in taken for case in cases.values()]
+        state = self._judged(entry, kernel, asked, refused)
+        admitted = [(_admitted(state, kernel, cases), *about) for *about, cases in taken]
+        for each, source, dtype, _ in admitted:
+            wrong = self._wrong_here(each, source, dtype)
+            if wrong:
+                return replace(state, why=wrong)
+        for each, _, _, names in admitted:
+            chosen.setdefault(names[0], []).append(each)
         return state
+
+    def _wrong_here(self, admitted: Admitted[MatrixKernel], source: Source, dtype: mx.Dtype) -> str:
+        looked_at = self.probe is None and admitted.geometries and source.weight.ndim == 2
+        return wrong_here(admitted, source, dtype) if looked_at else ""
 
     # attention -----------------------------------------------------------------------------------
 
