@@ -780,7 +780,9 @@ def as_metal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kernel: Doubled) -
     """This machine passes for a Mac whose one kernel is `doubled`."""
     probe = Probed(2, 4, 8)
     monkeypatch.setenv("MLX_DSPARK_CACHE_DIR", str(tmp_path / "cache"))
-    for name, value in (("back_end_here", lambda: "metal"), ("ENTRIES", (ENTRY,)), ("tried", probe)):
+    here = {"back_end_here": lambda: "metal", "ENTRIES": (ENTRY,), "tried": probe}
+    here["wrong_here"] = lambda *_: ""
+    for name, value in here.items():
         monkeypatch.setattr(offers, name, value)
     return probe
 
