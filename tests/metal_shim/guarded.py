@@ -1,4 +1,4 @@
-"""Memory with an inaccessible page at both ends, and a pattern in what is left of the last page."""
+"""Memory with much inaccessible room at both ends, and a pattern in what is left of the last page."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ import numpy as np
 from tests.metal_shim.arrays import Bytes
 
 _PAGE = mmap.PAGESIZE
+_ROOM = 16 << 20
+"""Bytes that are inaccessible on either side: a kernel that is wrong by a row or a matrix ends there, and not
+in memory of others."""
 _ALIGNMENT = 16
 _PATTERN = 0xA5
 _FAILED = ctypes.c_void_p(-1).value
 
 
 class Guarded:
-    """A copy of some bytes that ends, or begins, at an inaccessible page.
+    """A copy of some bytes that ends, or begins, where nothing is accessible.
 
     At the end this is exact to 16 bytes, a device buffer's alignment; bytes beyond are filled with a pattern.
     """
@@ -28,11 +31,11 @@ class Guarded:
     def __init__(self, data: Bytes, at_start: bool) -> None:
         size = data.size
         room = -(-max(size, 1) // _PAGE) * _PAGE
-        self._length = room + 2 * _PAGE
-        self._base = _mapped(self._length)
-        first = self._base + _PAGE
-        for page in (self._base, first + room):
-            _libc().mprotect(page, _PAGE, 0)
+        self._length = room + 2 * _ROOM
+        self._base = _reserved(self._length)
+        first = self._base + _ROOM
+        if _libc().mprotect(first, room, mmap.PROT_READ | mmap.PROT_WRITE):
+            raise MemoryError(f"no {room} bytes for a guarded buffer")
         self.address = first if at_start else first + room - -(-size // _ALIGNMENT) * _ALIGNMENT
         whole = np.ctypeslib.as_array((ctypes.c_uint8 * room).from_address(first))
         offset = self.address - first
@@ -60,9 +63,9 @@ def guarded(data: list[Bytes], at_start: bool) -> Iterator[list[Guarded]]:
             each.free()
 
 
-def _mapped(length: int) -> int:
-    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    base = _libc().mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, kind, -1, 0)
+def _reserved(length: int) -> int:
+    """Addresses that nothing else has, and nobody may use."""
+    base = _libc().mmap(None, length, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     if base is None or base == _FAILED:
         raise MemoryError(f"no {length} bytes for a guarded buffer")
     return base
