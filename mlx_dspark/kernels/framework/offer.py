@@ -141,14 +141,14 @@ class Offer:
             if why is None:
                 cases = {width: kernel.case(source, dtype, width) for width in kernel.widths}
                 taken.append((source, dtype, names, cases))
-        asked = [case for *_, cases in taken for case in cases.values()]
+        asked = [case for _, _, _, cases in taken for case in cases.values()]
         state = self._judged(entry, kernel, asked, refused)
-        admitted = [(_admitted(state, kernel, cases), *about) for *about, cases in taken]
-        for each, source, dtype, _ in admitted:
+        admitted = [_admitted(state, kernel, cases) for _, _, _, cases in taken]
+        for each, (source, dtype, _, _) in zip(admitted, taken, strict=True):
             wrong = self._wrong_here(each, source, dtype)
             if wrong:
                 return replace(state, why=wrong)
-        for each, _, _, names in admitted:
+        for each, (_, _, names, _) in zip(admitted, taken, strict=True):
             chosen.setdefault(names[0], []).append(each)
         return state
 
