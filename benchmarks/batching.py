@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 
-from benchmarks.by_rounds import Kind, Round, usual
-from benchmarks.by_rounds import rate as rate_by_rounds
+from benchmarks.argument_types import at_least
+from benchmarks.by_rounds import Kind, Round, rate_by_rounds, usual
 from mlx_dspark.bench.cases import shipped_prompts
 from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.engine.scheduler import Scheduler
@@ -201,11 +201,11 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--drafter", help="for the modes that take one; without it, the shipped one")
     parser.add_argument("--modes", nargs="+", default=["lookup", "auto"])
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--requests", type=int, default=8)
-    parser.add_argument("--new", type=int, default=96)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--warm-up", type=int, default=1)
+    parser.add_argument("--rows", type=at_least(1), nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--requests", type=at_least(1), default=8)
+    parser.add_argument("--new", type=at_least(2), default=96)
+    parser.add_argument("--turns", type=at_least(1), default=5)
+    parser.add_argument("--warm-up", type=at_least(0), default=1)
     parser.add_argument("--contents", nargs="+", choices=CONTENTS, default=list(CONTENTS))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -45,7 +45,7 @@ def usual(rounds: Iterable[Round]) -> dict[Kind, float]:
     return {kind: median(seconds) for kind, seconds in by_kind.items()}
 
 
-def rate(turns: Iterable[tuple[Sequence[Round], dict[Kind, float]]]) -> float:
+def rate_by_rounds(turns: Iterable[tuple[Sequence[Round], dict[Kind, float]]]) -> float:
     """Tokens a second of turns, each with what is usual on its prompt; 0 where there is no round."""
     pairs = [(each.tokens, known[each.kind]) for rounds, known in turns for each in rounds]
     seconds = sum(second for _, second in pairs)

@@ -108,6 +108,10 @@ class Run:
             self.options.json.write_text(json.dumps(self.rows, indent=1))
 
 
+def on_cuda() -> bool:
+    return mx.cuda.is_available()
+
+
 def tell(*words: object) -> None:
     print(*words, flush=True)
 
@@ -447,7 +451,10 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--no-wide-gemm", dest="wide_gemm", action="store_const", const=False)
     parser.add_argument("--tiny", action="store_true", help="to try the script anywhere: times say nothing")
     parser.add_argument("--json", type=Path)
-    run = Run(parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
+    if options.geometries and ("attention" not in options.only or not on_cuda()):
+        parser.error("--geometries is of `attention`, on CUDA")
+    run = Run(options)
     pieces = {"forward": forward, "attention": attention, "pair": pair, "pair8b": pair8b}
     ended = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

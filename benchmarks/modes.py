@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.by_rounds import Kind, Round, rounds_of, usual
-from benchmarks.by_rounds import rate as rate_by_rounds
+from benchmarks.argument_types import at_least
+from benchmarks.by_rounds import Kind, Round, rate_by_rounds, rounds_of, usual
 from mlx_dspark.bench.arms import Answer, Measured, answer_of, measured
 from mlx_dspark.bench.cases import CONTENTS, shipped_prompts
 from mlx_dspark.bench.stats import VerifyRound, Work, accept_length, rate, reached
@@ -210,9 +210,9 @@ def main() -> None:
     parser.add_argument("--model")
     parser.add_argument("--drafter")
     parser.add_argument("--cpu-weights", help="pin the CPU weight layout, such as stock")
-    parser.add_argument("--prompts", type=int, default=8, help="prompts of each content (default 8)")
-    parser.add_argument("--new", type=int, default=128, help="tokens per prompt (default 128)")
-    parser.add_argument("--trials", type=int, default=2, help="turns of each arm (default 2)")
+    parser.add_argument("--prompts", type=at_least(1), default=8, help="prompts of each content (default 8)")
+    parser.add_argument("--new", type=at_least(2), default=128, help="tokens per prompt (default 128)")
+    parser.add_argument("--trials", type=at_least(1), default=2, help="turns of each arm (default 2)")
     parser.add_argument("--caps", type=int, nargs="*", default=[], help="pinned caps, an arm each")
     parser.add_argument("--arms", nargs="*", help="only arms whose name contains one of these, and plain")
     parser.add_argument("--no-stock", action="store_true", help="leave stock mlx-lm out")

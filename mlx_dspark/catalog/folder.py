@@ -77,7 +77,8 @@ def read_config(path: Path) -> dict[str, Any]:
     classes = config.get("architectures")
     if classes is not None and not isinstance(classes, list):
         raise BadCheckpoint(
-            f"{path / 'config.json'} says {json.dumps(classes)[:80]} for architectures, which is a list.",
+            f"{path / 'config.json'} says {json.dumps(classes)[:80]} for architectures, "
+            "where a list belongs.",
             'Write names of classes, as in ["LlamaForCausalLM"], or leave it out.',
             field="architectures",
         )

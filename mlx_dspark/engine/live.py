@@ -204,11 +204,14 @@ class LiveRowCaps:
         return self._caps(1)
 
     def _caps(self, rows: int) -> Mapping[str, int]:
-        over = self._shared.standby.over(rows)
         return {
-            name: 0 if over and source.prospects.source.sporadic else source.cap(rows)
+            name: 0 if self._left_alone(source, rows) else source.cap(rows)
             for name, source in self._sources.items()
         }
+
+    def _left_alone(self, source: _SourceCap, rows: int) -> bool:
+        """Whether waiting for this source costs so many rows more than its drafts bring."""
+        return source.prospects.source.sporadic and self._shared.standby.over(rows)
 
     def parked(self, rows: int = 1) -> bool:
         """By the sources that always have a draft, where there is one: that others find none now is no sign
@@ -217,11 +220,8 @@ class LiveRowCaps:
             return False
         if rows > 1:
             return self._in_company(rows).parked
-        over = self._shared.standby.over(1)
-        return all(
-            self._sources[name].parked or (over and self._sources[name].prospects.source.sporadic)
-            for name in self._steady
-        )
+        steady = [self._sources[name] for name in self._steady]
+        return all(source.parked or self._left_alone(source, 1) for source in steady)
 
     def _in_company(self, rows: int) -> _Company:
         shared, place = self._shared.known(rows), self._depth // DEPTH_STEP
@@ -339,7 +339,7 @@ class LiveCaps:
         self._settled = 0
         self._known: tuple[tuple[int, ...], tuple[int, ...]] = (), ()
         self._choose = choose
-        self._sporadic = {"", *(source.name for source in sources if source.sporadic)}
+        self._seldom = {"", *(source.name for source in sources if source.sporadic)}
         recorded = acceptance or {}
         self._pools = {
             s.name: Pool(
@@ -387,12 +387,12 @@ class LiveCaps:
             self.stood_by(self._round, seconds, self._committed, self._drafters)
 
     def stood_by(self, report: RoundReport, seconds: float, committed: int, drafters: set[str]) -> None:
-        """A round of all rows, in which these drafted."""
+        """A round of all rows, in which these drafted; "" where a row had no draft."""
         self.standby.ran(
             report.rows,
             seconds,
             committed,
-            drafted=bool(report.drafted) and drafters <= self._sporadic,
+            drafted=bool(report.drafted) and drafters <= self._seldom,
             held=report.held_back and report.width == 1,
             depth=report.depth,
         )

@@ -17,8 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.by_rounds import rate as rate_by_rounds
-from benchmarks.by_rounds import rounds_of, usual
+from benchmarks.by_rounds import rate_by_rounds, rounds_of, usual
 from mlx_dspark.bench.arms import Answer, Measured
 from mlx_dspark.bench.cases import CONTENTS, Case, shipped_prompts
 from mlx_dspark.bench.chart import Bar, bar, chart

@@ -275,7 +275,7 @@ BAD = {
     "a word for architectures": (
         change("config.json", architectures="LlamaForCausalLM"),
         BadCheckpoint,
-        'says "LlamaForCausalLM" for architectures, which is a list',
+        'says "LlamaForCausalLM" for architectures, where a list belongs',
     ),
     "damaged generation config": (
         write("generation_config.json", "{"),

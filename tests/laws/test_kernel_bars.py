@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import mlx.nn as nn
 import pytest
 
 from benchmarks import kernel_bars
+from benchmarks.argument_types import at_least
 from benchmarks.scripted_drafter import ScriptedDrafter
 from benchmarks.sides import Sides
 from mlx_dspark.contracts import Ask
@@ -52,6 +54,7 @@ def test_geometries_are_timed_side_by_side(
         return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks) + away
 
     monkeypatch.setattr(kernel_bars, "attend", attend)
+    monkeypatch.setattr(kernel_bars, "on_cuda", lambda: True)
     (row,) = ran("attention", "--geometries")
     offered = [(width, each) for width in WIDTHS if width > 1 for each in streaming(128, 4 * width)]
     assert [(each["queries"], each["tiles"], each["stages"]) for each in row["geometries"]] == [
@@ -84,6 +87,20 @@ def test_an_interrupt_ends_it_with_what_it_has(
     rows = ran("forward")
     assert json.loads(capsys.readouterr().out.splitlines()[-1]) == rows
     assert [row["piece"] for row in rows] == ["forward"]
+
+
+@pytest.mark.parametrize("only", ["forward", "attention"])
+def test_geometries_are_refused_where_there_are_none(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        ran(only, "--geometries")
+    assert "--geometries is of `attention`, on CUDA" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["1", "-3", "two", "2.5", ""])
+def test_numbers_that_a_script_cannot_use_are_refused(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="no whole number of 2 or more"):
+        at_least(2)(text)
+    assert at_least(2)("2") == 2
 
 
 def test_modules_take_turns() -> None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
+from mlx_dspark.kernels.cuda_common.device import MULTIPROCESSORS
+
 TILE = 16
 """Queries, or keys, of a tile."""
-
-MULTIPROCESSORS = 132
-"""Of a large device: with `resident` blocks for each, every block gets an equal share of the keys."""
 
 SHARED = 96 * 1024
 """Bytes of tiles that a block has in shared memory: any device with these instructions lets it."""

@@ -73,7 +73,7 @@ def built(stem: str, text: Text, block: Block, factory: Factory | None = None, *
         "".join(piece if isinstance(piece, str) else piece.read() for piece in pieces),
         text.body.read(),
     )
-    # MLX keeps what it compiled by name, with its shared memory: the name tells them apart.
+    # MLX keeps what it compiled by name and text, with the shared memory of its first launch.
     name = f"{stem}_{block.resident}_{block.shared}_{crc32((header + body).encode()):08x}"
     declared = _declared(name, text, body, block)
     if factory is None:

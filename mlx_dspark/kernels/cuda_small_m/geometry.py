@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mlx_dspark.kernels.cuda_common.device import MULTIPROCESSORS
 from mlx_dspark.kernels.framework.shapes import MatrixShape
 
 CHUNK = 128
 """Inputs whose x a warp has in registers at once."""
-
-MULTIPROCESSORS = 132
-"""Of a large device: so many times `resident` blocks share out the tiles."""
 
 SHARED = 227 * 1024
 """Bytes of shared memory that the blocks of a multiprocessor have together; each takes 1024 more."""
