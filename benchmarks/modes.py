@@ -162,9 +162,11 @@ def measure(arms: dict[str, Arm], prompts: list[list[int]], new: int, trials: in
                 turns.append((name, rounds))
                 if name not in best or run.decode.seconds < best[name].decode.seconds:
                     best[name] = run
-        known = usual(each for _, rounds in turns for each in rounds)
-        for name, rounds in turns:
-            tallies[name].turns.append((rounds, known))
+        for drawn in (False, True):  # drawing a token makes a round of its kind longer
+            alike = [turn for turn in turns if turn[0].endswith(SAMPLED) == drawn]
+            known = usual(each for _, rounds in alike for each in rounds)
+            for name, rounds in alike:
+                tallies[name].turns.append((rounds, known))
         for name, run in best.items():
             tallies[name].runs.append(run)
     return tallies

@@ -131,23 +131,33 @@ class Scripted:
 
 
 class Timed(Scripted):
-    """Real time: MLX takes 2 ms, a launch next to nothing."""
+    """Real time: MLX takes 2 ms, at its first use so many seconds more, a launch next to nothing."""
 
-    def __init__(self, doing: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, doing: Callable[[], None] = lambda: None, compiling: float = 0.0) -> None:
         super().__init__(Clock())
-        self._doing = doing
+        self._doing, self._compiling = doing, compiling
 
     def launch(self, inputs: Product, geometry: Hashable) -> mx.array:
         self._doing()
         return inputs.x @ inputs.weight.T
 
     def stock(self, inputs: Product) -> mx.array:
-        time.sleep(2e-3)
+        time.sleep(2e-3 + self._compiling)
+        self._compiling = 0.0
         return inputs.x @ inputs.weight.T
 
 
 def good() -> Timed:
     return Timed()
+
+
+def compiled_by_mlx() -> Timed:
+    """MLX compiles its own operation first, for longer than a launch may be silent."""
+    return Timed(compiling=2.5)
+
+
+def never_compiled() -> Timed:
+    return Timed(compiling=3600)
 
 
 def chatty() -> Timed:

@@ -15,7 +15,6 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from mlx_dspark.kernels.attention import Attention, stock_attention
 from mlx_dspark.kernels.base import Source
-from mlx_dspark.kernels.framework.kernel import ExpertsKernel
 from mlx_dspark.kernels.framework.plan import QueryPlan, RowPlan
 from mlx_dspark.kernels.together import Siblings
 
@@ -73,9 +72,10 @@ class KernelSwitchLinear(_Planned, QuantizedSwitchLinear):
     def __call__(self, x: mx.array, indices: mx.array, sorted_indices: bool = False) -> mx.array:
         fits = sorted_indices and indices.ndim == 1 and x.ndim == 3 and x.shape[1] == 1
         choice = self.plan.at(indices.size) if fits and x.dtype == self.plan.dtype else None
-        if choice is None or not isinstance(choice.kernel, ExpertsKernel):
+        experts = choice.experts if choice is not None else None
+        if choice is None or experts is None:
             return super().__call__(x, indices, sorted_indices)
-        out = choice.kernel.gather(x, self.source(), indices, choice.geometry)
+        out = experts.gather(x, self.source(), indices, choice.geometry)
         return out + mx.expand_dims(self["bias"][indices], -2) if "bias" in self else out
 
 

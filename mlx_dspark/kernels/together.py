@@ -11,7 +11,6 @@ from typing import Protocol
 import mlx.core as mx
 
 from mlx_dspark.kernels.base import Source
-from mlx_dspark.kernels.framework.kernel import TogetherKernel
 from mlx_dspark.kernels.framework.plan import RowPlan
 
 
@@ -69,9 +68,11 @@ class Siblings:
         if x.dtype != group[0].plan.dtype or not x.size:
             return None
         rows, sources = x.size // x.shape[-1], [member.source() for member in group]
-        choices = [choice for member in group if (choice := member.plan.at(rows)) is not None]
-        kernel = choices[0].kernel if len(choices) == len(group) else None
-        if not isinstance(kernel, TogetherKernel) or len(group) > kernel.most_together:
+        if all(member.plan.at(rows) is None for member in group):
+            return None
+        choices = [choice for member in group if (choice := member.plan.at_beside(rows)) is not None]
+        kernel = choices[0].together if len(choices) == len(group) else None
+        if kernel is None or len(group) > kernel.most_together:
             return None
         if any(choice.kernel is not kernel for choice in choices):
             return None

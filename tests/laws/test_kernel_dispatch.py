@@ -312,6 +312,8 @@ def test_a_cache_that_cannot_be_written_is_said(kernel: Doubled, tmp_path: Path)
         ("Apple M5 Max", False, "live", False),
         ("Apple M4", None, "live", True),
         ("Apple M4", None, "slower", False),
+        ("Apple M4", None, "costly", False),
+        ("Apple M4", True, "costly", True),
         ("Apple M4", True, "slower", True),
         ("Apple M4", True, "wrong", False),
         ("Apple M4", True, "stalled", False),
@@ -614,7 +616,7 @@ def test_a_wide_product_is_that_of_the_exact_weights(
     case = Case(str(MatrixShape(72, 256, bits, group, dtype)), rows)
     kernel.same_bits = False
     found = judge(kernel, case, effort=Effort(races=1, seconds=0, launches=1, sustained=0))
-    assert found.state in ("live", "slower"), found.reason
+    assert found.state in ("live", "costly", "slower"), found.reason
     assert found.error <= kernel.tolerance(case)
 
 
@@ -624,7 +626,7 @@ def test_a_wide_product_of_experts_is_that_of_the_exact_weights(bits: int) -> No
     kernel.same_bits = False
     case = Case(str(MatrixShape(72, 128, bits, 32, mx.float32, experts=5)), 70)
     found = judge(kernel, case, effort=Effort(races=1, seconds=0, launches=1, sustained=0))
-    assert found.state in ("live", "slower"), found.reason
+    assert found.state in ("live", "costly", "slower"), found.reason
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,10 +165,10 @@ def test_the_long_run_takes_as_long_as_it_should() -> None:
 QUICK = Effort(races=5, seconds=0.1, launches=2, sustained=0.05)
 
 
-def states_of(*actors: str) -> list[tuple[str, str]]:
+def states_of(*actors: str, effort: Effort = QUICK) -> list[tuple[str, str]]:
     """By actor, in the order they were asked for; "not tried" for what was left out after another."""
     jobs = [Job(f"{ACTORS}{actor}", Case(SHAPE, width)) for width, actor in enumerate(actors, start=1)]
-    found = list(tried(jobs, effort=QUICK, silence=1.5))
+    found = list(tried(jobs, effort=effort, silence=1.5))
     assert [job for job, _ in found if job in jobs] == [job for job, _ in found]
     assert len(found) == len(jobs)
     by_job = dict(found)
@@ -184,6 +185,21 @@ def test_a_launch_that_never_comes_back_ends_its_process_and_nothing_else() -> N
         ("hanging", "not tried, stalled"),
         ("good", "live"),
     ]
+
+
+def test_what_mlx_takes_to_compile_its_own_is_no_stall_of_a_kernel() -> None:
+    assert states_of("compiled_by_mlx", "hanging", "compiled_by_mlx") == [
+        ("compiled_by_mlx", "live"),
+        ("hanging", "stalled"),
+        ("compiled_by_mlx", "live"),
+    ]
+
+
+def test_where_mlx_never_ends_nothing_is_held_against_the_kernel() -> None:
+    wanted = [("never_compiled", "untried"), ("good", "live"), ("never_compiled", "not tried, untried")]
+    assert (
+        states_of("never_compiled", "good", "never_compiled", effort=replace(QUICK, compiling=2.0)) == wanted
+    )
 
 
 @pytest.mark.parametrize("actor", ["dying", "leaving"])

@@ -129,6 +129,20 @@ def test_the_launch_is_laid_out_for_the_largest() -> None:
     assert kernel.laid == [(("b", 4), [32, 96])]
 
 
+@pytest.mark.parametrize("alone", ["a", "b", "ab", ""])
+def test_what_is_worth_no_launch_of_its_own_joins_one(alone: str) -> None:
+    kernel = Together()
+    part, copied, _ = twins(kernel)
+    beside = RowPlan([Admitted(kernel, (2, 4), {}, GEOMETRIES)], mx.float32, Switchboard())
+    for name in {"a", "b", "c"} - set(alone):
+        object.__setattr__(copied[name], "plan", beside)
+    before = len(kernel.rows)
+    x, other = mx.random.normal((2, 3, 64))
+    same(part(x, other), copied(x, other))
+    assert kernel.launches == ([2] if alone else [])
+    assert len(kernel.rows) - before == (2 if alone else 0), "nor is it multiplied by itself"
+
+
 def test_what_is_asked_in_another_order_or_not_at_all_is_right() -> None:
     kernel = Together()
     part, copied, _ = twins(kernel)

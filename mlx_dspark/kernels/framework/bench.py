@@ -30,19 +30,23 @@ class Queue(Protocol):
 
 @dataclass(frozen=True)
 class Bench:
-    """A clock in seconds, MLX's evaluation, who is told that it is alive, and the queue of a device that
-    computes beside the host; None where computing is the host's own work, as on the CPU."""
+    """A clock in seconds, MLX's evaluation, who is told that it is alive and for how many seconds nothing may
+    be heard, and the queue of a device that computes beside the host; None where computing is the host's own
+    work, as on the CPU."""
 
     now: Callable[[], float] = perf_counter
     evaluate: Callable[[list[mx.array]], None] = lambda arrays: mx.eval(arrays)
     alive: Callable[[], None] = lambda: None
+    quiet: Callable[[float], None] = lambda seconds: None
     queue: Queue | None = None
 
     @classmethod
-    def here(cls, alive: Callable[[], None] = lambda: None) -> Bench:
+    def here(
+        cls, alive: Callable[[], None] = lambda: None, quiet: Callable[[float], None] = lambda seconds: None
+    ) -> Bench:
         """That of MLX's default device."""
         on_cpu = mx.default_device() == mx.Device(mx.cpu)
-        return cls(alive=alive, queue=None if on_cpu else GpuQueue())
+        return cls(alive=alive, quiet=quiet, queue=None if on_cpu else GpuQueue())
 
 
 class GpuQueue:

@@ -13,7 +13,7 @@ from mlx_dspark.kernels.framework.registry import BackEnd
 from mlx_dspark.kernels.framework.verdict import Verdict
 
 _SERVING = ("live",)
-_SERVING_FORCED = ("live", "slower")
+_SERVING_FORCED = ("live", "costly", "slower")
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class KernelState:
 
     def serves(self, verdict: Verdict) -> bool:
         return verdict.state in (_SERVING_FORCED if self.forced else _SERVING)
+
+    def serves_beside(self, verdict: Verdict) -> bool:
+        """Whether it serves the case in one launch with others that it serves, and not alone."""
+        return verdict.state == "costly" and not self.forced
 
     @property
     def serving(self) -> list[Case]:
@@ -129,6 +133,7 @@ def case_json(case: Case, found: Verdict) -> dict[str, Any]:
 
 def _digest(state: KernelState) -> str:
     served = [f"{case} {state.cases[case].geometry}" for case in state.serving]
+    served += [f"{case} beside" for case, found in sorted(state.cases.items()) if state.serves_beside(found)]
     return sha256("\n".join(served).encode()).hexdigest()[:8]
 
 

@@ -118,7 +118,7 @@ class Offer:
                 self._settle(entry, kernel, lambda e=entry, k=kernel: self._matrices(e, k, alike, chosen))
         modules = dict(model.named_modules())
         for _, dtype, names in alike:
-            admitted = [each for each in chosen.get(names[0], []) if each.geometries]
+            admitted = [each for each in chosen.get(names[0], []) if each.placed]
             if admitted:
                 plan = RowPlan(admitted, dtype, self.live.board)
                 model.update_modules(tree_unflatten([(name, planned(modules[name], plan)) for name in names]))
@@ -153,7 +153,7 @@ class Offer:
         return state
 
     def _wrong_here(self, admitted: Admitted[MatrixKernel], source: Source, dtype: mx.Dtype) -> str:
-        looked_at = self.probe is None and admitted.geometries and source.weight.ndim == 2
+        looked_at = self.probe is None and admitted.placed and source.weight.ndim == 2
         return wrong_here(admitted, source, dtype) if looked_at else ""
 
     # attention -----------------------------------------------------------------------------------
@@ -280,12 +280,12 @@ def _form(source: Source) -> str:
 
 def _admitted(state: KernelState, kernel: Any, cases: Mapping[int, Case]) -> Admitted[Any]:
     """What a kernel serves of one shape, with the launches that the trial chose."""
-    geometries = {}
+    alone, beside = {}, {}
     for width, case in cases.items():
         found = state.cases.get(case)
-        if found is None or not state.serves(found):
+        if found is None or not (state.serves(found) or state.serves_beside(found)):
             continue
         same = [each for each in kernel.geometries(case) if repr(each) == found.geometry]
         if same:
-            geometries[width] = same[0]
-    return Admitted(kernel, sorted(cases), geometries)
+            (alone if state.serves(found) else beside)[width] = same[0]
+    return Admitted(kernel, sorted(cases), alone, beside)

@@ -18,10 +18,10 @@ ALLOWED = 4
 def wrong_here(admitted: Admitted[MatrixKernel], source: Source, dtype: mx.Dtype) -> str:
     """Why the kernel is not used for this matrix after all: on rows of random numbers, as many as the widest
     launch takes, it gives something else than MLX. Empty where it does not. Raises what the kernel raises."""
-    width = max(admitted.geometries)
+    width = max(admitted.placed)
     x = mx.random.normal((width, source.inputs), dtype=mx.float32, key=mx.random.key(width)).astype(dtype)
     kernel: Any = admitted.kernel
-    got, wanted = kernel.multiply(x, source, admitted.geometries[width]), stock_rows(Rows(x, source))
+    got, wanted = kernel.multiply(x, source, admitted.placed[width]), stock_rows(Rows(x, source))
     got, wanted = got.astype(mx.float32), wanted.astype(mx.float32)
     off = (mx.abs(got - wanted).max() / mx.abs(wanted).max()).item()
     if off <= ALLOWED * kernel.tolerance(kernel.case(source, dtype, width)):

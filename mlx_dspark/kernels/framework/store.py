@@ -25,7 +25,7 @@ from mlx_dspark.kernels.framework.verdict import Verdict
 from mlx_dspark.kernels.race import processor_name
 
 _DAY = 24 * 3600.0
-GOOD_FOR = {"slower": 14 * _DAY, "stalled": 60 * _DAY, "failed": 60 * _DAY}
+GOOD_FOR = {"costly": 14 * _DAY, "slower": 14 * _DAY, "stalled": 60 * _DAY, "failed": 60 * _DAY}
 """Seconds after which a case of this state is tried again; others are not."""
 SCHEMA = 2
 """Counts what a verdict is, and how it is found: those of another are found out anew."""

@@ -3,7 +3,8 @@ end that process and nothing else.
 
 The parent sends one line of JSON with the jobs and reads one line for every sign of life and every verdict. A
 silence of `silence` seconds ends the process; the case it was at has stalled, and no other case of that
-kernel is tried.
+kernel is tried. A number says that nothing may be heard for so many seconds while MLX compiles an operation
+of its own; where that ends in silence, too, the case stays untried.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib import import_module
 from math import inf
 from queue import Empty, Queue
@@ -29,7 +31,7 @@ from mlx_dspark.kernels.framework.probe import Effort, judge
 from mlx_dspark.kernels.framework.verdict import State, Verdict
 
 SILENCE = 20.0
-"""Seconds without a sign of life; a kernel is compiled within this."""
+"""Seconds without a sign of life; a kernel of ours is compiled within this."""
 OUT_OF_TIME = "no time was left for it; the next load goes on, or `mlx-dspark kernels --check`"
 STARTING = 120.0
 """Seconds in which the process must have begun."""
@@ -130,15 +132,17 @@ def _heard(
     with suppress(OSError):
         process.stdin.write(json.dumps(asked) + "\n")
         process.stdin.close()
-    found, patience, begun = 0, starting, False
+    found, patience, begun, at_fault = 0, starting, False, True
     while found < len(jobs):
         try:
             line = lines.get(timeout=patience)
         except Empty:
-            state: State = "stalled" if begun else "untried"
-            yield jobs[found], Verdict(state, f"no sign of life for {patience:.0f} s")
+            state: State = "stalled" if begun and at_fault else "untried"
+            silent = f"no sign of life for {patience:.0f} s"
+            reason = silent if at_fault else f"{silent} while MLX compiled an operation of its own"
+            yield jobs[found], Verdict(state, reason)
             return
-        patience = silence
+        patience, at_fault = silence, True
         if not line:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)
@@ -146,7 +150,9 @@ def _heard(
             yield jobs[found], Verdict(state, f"the process of the trial ended ({process.returncode})")
             return
         told, begun = json.loads(line), True
-        if told is not None:
+        if isinstance(told, float):
+            patience, at_fault = max(told, silence), False
+        elif told is not None:
             yield jobs[found], Verdict.of(told)
             found += 1
 
@@ -176,8 +182,8 @@ def main() -> None:
     out, sys.stdout = sys.stdout, sys.stderr
     asked = json.loads(sys.stdin.readline())
     mx.set_default_device(mx.Device(getattr(mx.DeviceType, asked["device"])))
-    alive = _Pulse(lambda: _say(out, None))
-    bench = Bench.here(alive)
+    alive = _Pulse(partial(_say, out))
+    bench = Bench.here(alive, alive.quiet)
     for made_by, shape, width in asked["jobs"]:
         alive()
         verdict = _verdict(made_by, Case(shape, width), bench, Effort(**asked["effort"]))
@@ -194,16 +200,20 @@ def _verdict(made_by: str, case: Case, bench: Bench, effort: Effort) -> Verdict:
 
 
 class _Pulse:
-    """Tells that the process is alive, not more often than is of use."""
+    """Tells that the process is alive, not more often than is of use, or that it may be quiet for a while."""
 
-    def __init__(self, tell: Callable[[], None]) -> None:
+    def __init__(self, tell: Callable[[float | None], None]) -> None:
         self._tell, self._told = tell, -_BEAT
 
     def __call__(self) -> None:
         now = monotonic()
         if now - self._told >= _BEAT:
             self._told = now
-            self._tell()
+            self._tell(None)
+
+    def quiet(self, seconds: float) -> None:
+        self._told = -_BEAT
+        self._tell(float(seconds))
 
 
 def _say(out: IO[str], told: Any) -> None:

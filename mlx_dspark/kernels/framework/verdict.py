@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
-State = Literal["live", "slower", "wrong", "refused", "stalled", "failed", "untried"]
+State = Literal["live", "costly", "slower", "wrong", "refused", "stalled", "failed", "untried"]
 STATES: tuple[State, ...] = get_args(State)
 _NUMBERS = ("kernel_us", "stock_us", "error", "kernel_host_us", "stock_host_us")
 
@@ -16,10 +16,12 @@ _NUMBERS = ("kernel_us", "stock_us", "error", "kernel_host_us", "stock_host_us")
 class Verdict:
     """Whether a kernel is used in a case, and what it rests on.
 
-    state      live: it is used. slower: MLX is as fast. wrong: it differs from float32. refused: the device
-               takes no geometry of it. stalled: it took much longer than it should, or never came back.
-               failed: it raised something else, or took its process with it. untried: no trial could be run,
-               which is not remembered
+    state      live: it is used. costly: it is right, steady and faster on the device, and a launch costs the
+               host more than MLX's by more than MLX takes there: it is used in one launch with others that
+               are live, and not alone. slower: MLX is as fast. wrong: it differs from float32. refused: the
+               device takes no geometry of it. stalled: it took much longer than it should, or never came
+               back. failed: it raised something else, or took its process with it. untried: no trial could be
+               run, which is not remembered
     reason     in words; empty where it is live
     geometry   the `repr` of the launch it was tried in
     kernel_us, stock_us   microseconds of a launch in the race, medians; 0 where none was run. On a GPU of the
