@@ -7,10 +7,13 @@
 Every arm answers the same requests with so many rows at most; requests wait until a row is free. The arms
 take turns, --turns times after --warm-up turns that do not count, and as many more as it takes until what
 rounds of so many rows cost has been measured between them, as in a session. A rate is that of all rows
-together, decoding only: tokens committed by rounds that read no prompt, over the time of these rounds.
+together, decoding only: tokens committed by rounds of so many rows that read no prompt, over the time of
+these rounds. Rounds of fewer rows, while the last requests end, do not count: rows that draft end one after
+the other, plain ones of the same length at once.
 Speculation in a batch is compared, turn by turn, with the better of the plain batch and the same speculation
 one row at a time; a ratio is the median over the turns, and "of turns" the lowest and highest quarter. "by
-rounds" is the ratio with every round at the median time of its kind (benchmarks/by_rounds.py).
+rounds" is the ratio with every round at the median time of its kind (benchmarks/by_rounds.py), and the JSON
+tells how many rounds of each kind an arm made, and what they took.
 "differ" counts answers whose ids are not those of the plain arm of one row, which ties explain: a width
 rounds in its own way.
 """
@@ -22,6 +25,7 @@ import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 from benchmarks.argument_types import at_least
 from benchmarks.by_rounds import Kind, Round, rate_by_rounds, usual
@@ -72,6 +76,7 @@ class Arm:
     """An engine of some rows, kept over all trials, as a session keeps it."""
 
     engine: Scheduler
+    rows: int
     rates: list[Rate] = field(default_factory=list)
 
     def by_rounds(self, known: dict[Kind, float]) -> float:
@@ -99,12 +104,31 @@ class Arm:
                         report
                     )
             rate.ids.append(ids)
-        rate.tokens = sum(report.committed for report in decoding)
-        rate.drafted = sum(report.drafted for report in decoding)
-        rate.accepted = sum(report.accepted for report in decoding)
-        rate.rounds = _rounds(decoding, reading)
+        rate.rounds = [each for each in _rounds(decoding, reading) if each.kind[0] == self.rows]
+        rate.tokens = sum(each.tokens for each in rate.rounds)
         rate.seconds = sum(each.seconds for each in rate.rounds)
+        full = [report for report in decoding if report.rows == self.rows]
+        rate.drafted = sum(report.drafted for report in full)
+        rate.accepted = sum(report.accepted for report in full)
         self.rates.append(rate)
+
+    def kinds(self) -> list[dict[str, Any]]:
+        """What rounds it made, the most usual first."""
+        found: dict[Kind, list[Round]] = {}
+        for rate in self.rates:
+            for each in rate.rounds:
+                found.setdefault(each.kind, []).append(each)
+        return [
+            {
+                "width": width,
+                "drafted_by": drafted_by,
+                "launched_ahead": ahead,
+                "rounds": len(each),
+                "tokens": sum(one.tokens for one in each),
+                "median_ms": 1e3 * median(one.seconds for one in each),
+            }
+            for (_, width, drafted_by, ahead), each in sorted(found.items(), key=lambda pair: -len(pair[1]))
+        ]
 
     def settle(self, requests: list[GenerateRequest], rows: int) -> None:
         """Forget the turns so far, after more where costs are still being measured."""
@@ -155,10 +179,10 @@ class Drafting:
     def arm(self, rows: int) -> Arm:
         engine = replace(self.parts, max_batch=rows).session().engine
         assert isinstance(engine, Scheduler)
-        return Arm(engine)
+        return Arm(engine, rows)
 
 
-def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dict[str, dict[str, float]]:
+def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dict[str, dict[str, Any]]:
     """Print a line for each way to draft and each number of rows; returns the same as numbers."""
     one = arms[PLAIN, 1]
     table = {}
@@ -187,6 +211,8 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
             "over_better": middle,
             "over_better_by_rounds": arm.by_rounds(known) / better,
             "answers_that_differ": differ,
+            "rounds": arm.kinds(),
+            "plain_rounds": plain.kinds(),
         }
         print(
             f"{mode:>12}{n:>12}{plain.usual:>12.1f}{median(plain.over(one)):>12.2f}{arm.usual:>12.1f}"
@@ -202,7 +228,7 @@ def main() -> None:
     parser.add_argument("--drafter", help="for the modes that take one; without it, the shipped one")
     parser.add_argument("--modes", nargs="+", default=["lookup", "auto"])
     parser.add_argument("--rows", type=at_least(1), nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--requests", type=at_least(1), default=8)
+    parser.add_argument("--requests", type=at_least(1), default=16)
     parser.add_argument("--new", type=at_least(2), default=96)
     parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--warm-up", type=at_least(0), default=1)
