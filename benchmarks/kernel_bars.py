@@ -6,8 +6,8 @@
 
 Kernels are those that a load of the model would use here: the first load tries them, which takes up to 90
 seconds more and is remembered; `--no-wide-gemm` leaves out those that no piece here is about. MLX's own
-modules run beside them in one process, by turns. A piece ends after `--seconds`, or at an interrupt, with
-what it has; all of it is printed as JSON at the end.
+modules run beside them in one process, by turns. A piece ends after `--seconds` of measuring, or at an
+interrupt, with what it has; all of it is printed as JSON at the end.
 
 forward    milliseconds of one forward by width after 512 tokens, Qwen3-8B's shape with random weights;
            `floor` is the time in which a copy reads and writes as many bytes as the weights have
@@ -64,7 +64,7 @@ PIECES = ("forward", "attention", "pair", "pair8b")
 FIRST = (1, 8, 16, 2, 4, 3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15)
 """Widths, those that bars name first."""
 QUERIES = (1, 8, 2, 4, 16)
-CHAIN = 20
+CHAIN = 100
 REPEATS = 3
 CAPS = (7, 3, 5)
 TINY: dict[str, Any] = {
@@ -133,7 +133,6 @@ def ratio(one: float | None, other: float | None) -> float | None:
 
 def forward(run: Run) -> None:
     for bits in run.options.bits:
-        run.begin()
         _forward(run, bits)
         mx.clear_cache()
 
@@ -141,6 +140,7 @@ def forward(run: Run) -> None:
 def _forward(run: Run, bits: int) -> None:
     tiny = run.options.tiny
     target, sides = shaped(run, bits)
+    run.begin()
     model: Any = target.model
     weights: Any = tree_flatten(model.parameters())
     read = sum(array.nbytes for name, array in weights if "embed_tokens" not in name)
@@ -267,7 +267,8 @@ def attention(run: Run) -> None:
 
 
 def _geometries(run: Run, row: Row, keys: mx.array, values: mx.array) -> None:
-    row["geometries"] = []
+    """By turns, so that a device that gets slower does so for all."""
+    calls: list[tuple[Row, mx.array, Callable[..., mx.array], list[float]]] = []
     for width in (each for each in QUERIES if each > 1):
         queries = mx.random.normal((1, 32, width, 128), dtype=keys.dtype)
         wanted = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=128**-0.5, mask="causal")
@@ -277,13 +278,17 @@ def _geometries(run: Run, row: Row, keys: mx.array, values: mx.array) -> None:
                 return attend(q, keys, values, 128**-0.5, mask, None, geometry)
 
             away = mx.abs(call(queries, "causal") - wanted).max().item()
-            us = median(_chained_us(call, queries)[0] for _ in range(run.options.turns))
-            found = {"queries": width, "us": round(us, 1), "away": away, **geometry._asdict()}
-            row["geometries"].append(found)
-            tell("  ", *(f"{name} {value}" for name, value in found.items()))
-            run.write()
-            if run.over:
-                return
+            calls.append(({"queries": width, "away": away, **geometry._asdict()}, queries, call, []))
+    row["geometries"] = [found for found, *_ in calls]
+    for _ in range(run.options.turns):
+        for found, queries, call, times in calls:
+            times.append(_chained_us(call, queries)[0])
+            found["us"] = round(median(times), 1)
+        run.write()
+        if run.over:
+            break
+    for found, *_ in calls:
+        tell("  ", *(f"{name} {value}" for name, value in found.items()))
 
 
 def _chained_us(call: Callable[..., mx.array], queries: mx.array) -> tuple[float, float]:
@@ -333,7 +338,6 @@ def pair(run: Run) -> None:
 
 def pair8b(run: Run) -> None:
     for bits in run.options.bits:
-        run.begin()
         _pair8b(run, bits)
         mx.clear_cache()
 
@@ -341,6 +345,7 @@ def pair8b(run: Run) -> None:
 def _pair8b(run: Run, bits: int) -> None:
     tiny, new = run.options.tiny, run.options.new
     target, sides = shaped(run, bits)
+    run.begin()
     tell(f"pair8b {bits}b; {str(target.kernels) or 'no kernels'}")
     plain = Engine(target)
     prompt = np.random.default_rng(1).integers(target.spec.vocab, size=32 if tiny else CHUNK).tolist()

@@ -32,8 +32,9 @@ class Sides:
         self._use(self._ours)
 
     def _use(self, modules: list[tuple[str, nn.Module]]) -> None:
-        if modules:
-            self._model.update_modules(tree_unflatten(modules))
+        """Parents are put before what they hold."""
+        for name, module in sorted(modules, key=lambda pair: pair[0].count(".")):
+            self._model.update_modules(tree_unflatten([(name, module)]))
 
 
 def placed(

@@ -11,12 +11,14 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 
 from mlx_dspark.kernels.attention import Attention, stock_attention
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.framework.plan import QueryPlan, RowPlan
 from mlx_dspark.kernels.together import Siblings
+from mlx_dspark.kernels.traced import traceable, traced
 
 
 class _Planned(nn.Module):
@@ -112,7 +114,8 @@ def planned(module: nn.Module, plan: RowPlan) -> nn.Module:
 
 
 def joined(model: nn.Module) -> None:
-    """Make planned modules of one part of the model, whose matrices are held alike, multiply together."""
+    """Make planned modules of one part of the model, whose matrices are held alike, multiply together, and
+    trace the feed-forwards that are made of such."""
     alike: dict[tuple[Any, ...], list[KernelLinear]] = {}
     for name, module in model.named_modules():
         if isinstance(module, KernelLinear):
@@ -123,6 +126,9 @@ def joined(model: nn.Module) -> None:
         siblings = Siblings() if len(modules) > 1 else None
         for module in modules:
             object.__setattr__(module, "siblings", siblings)
+    for name, module in list(model.named_modules()):
+        if traceable(module):
+            model.update_modules(tree_unflatten([(name, traced(module))]))
 
 
 def planned_attention(plans: Mapping[tuple[Any, ...], QueryPlan]) -> Attention:

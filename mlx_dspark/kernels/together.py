@@ -37,6 +37,11 @@ class Siblings:
         self._x: mx.array | None = None
         self._made: dict[int, mx.array] = {}
 
+    @property
+    def known(self) -> bool:
+        """Whether the first forward has been."""
+        return self._groups is not None
+
     def product(self, member: Member, x: mx.array) -> mx.array | None:
         """[.., inputs] -> [.., outputs]; None where `member` multiplies for itself."""
         if self._groups is None:

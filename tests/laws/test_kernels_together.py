@@ -70,9 +70,11 @@ def test_a_model_whose_products_are_made_together_computes_the_same(make: Any, m
         tokens = mx.arange(width)[None] + 5
         assert mx.array_equal(alone(tokens), together(tokens)), width
     layers = sum(name.endswith("mlp") for name, _ in together.named_modules())
-    a_layer = {1: [], 2: [2], 3: [3, 2]}[most]
-    forwards = len(SERVED) + 1
-    assert kernel.launches == a_layer * layers * forwards, "the first forward shows who shares an x"
+    of_attention, of_forward = layers * (len(SERVED) + 1), layers * len(SERVED)
+    assert kernel.launches.count(3) == (of_attention if most == 3 else 0), (
+        "the first forward shows who shares"
+    )
+    assert kernel.launches.count(2) == (of_forward if most > 1 else 0), "and a number of rows is traced once"
 
 
 class Part(nn.Module):

@@ -1,0 +1,102 @@
+"""Feed-forwards of few rows as one compiled call: their launches are traced once for each number of rows.
+
+On a GPU the host takes as long to build a layer in Python as the device takes to compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from inspect import signature
+from threading import get_ident
+from typing import Any
+from weakref import ref
+
+import mlx.core as mx
+import mlx.nn as nn
+
+MOST_ROWS = 16
+"""More are a prompt's, of ever other numbers: each would be traced anew."""
+
+PARTS = ("gate_proj", "up_proj", "down_proj")
+_HELD = ("weight", "scales", "biases", "bias")
+_FAMILIES = "mlx_lm.models."
+
+Run = Callable[[mx.array], mx.array]
+
+
+class Traced:
+    """The trace of one module by each thread that calls it: MLX keeps what it compiled by thread, with the
+    arrays in it, until the function is gone from there. `forget` it when the module would go another way."""
+
+    def __init__(self) -> None:
+        self._runs: dict[int, Run] = {}
+        self._held: list[mx.array | None] = []
+
+    def run(self, parts: Sequence[Any], make: Callable[[], Run]) -> Run:
+        """The compiled `make()`, for as long as the parts hold the same arrays."""
+        held = [part.get(name) for part in parts for name in _HELD]
+        if len(held) != len(self._held) or any(a is not b for a, b in zip(held, self._held, strict=True)):
+            self.forget()
+            self._held = held
+        thread = get_ident()
+        run = self._runs.get(thread)
+        if run is None:
+            run = self._runs[thread] = mx.compile(make())
+        return run
+
+    def forget(self) -> None:
+        self._runs = {}
+
+
+class _TracedForward(nn.Module):
+    """What is put before the class of a module: its own forward, traced where it has few rows."""
+
+    traced: Traced
+
+    def __call__(self, x: mx.array) -> mx.array:
+        parts: list[Any] = [self[name] for name in PARTS]
+        gate, rows = parts[0], x.size // x.shape[-1]
+        together = gate.siblings
+        if not 0 < rows <= MOST_ROWS or x.dtype != gate.plan.dtype or together is None or not together.known:
+            return super().__call__(x)
+        return self.traced.run(parts, self._forward)(x)
+
+    def _forward(self) -> Run:
+        own: Any = super().__call__
+        body, this = own.__func__, ref(self)
+
+        def run(x: mx.array) -> mx.array:
+            return body(this(), x)
+
+        return run
+
+
+def traceable(module: nn.Module) -> bool:
+    """Whether it is a feed-forward of mlx-lm's, of planned matrices: one array in, one out, and no state."""
+    kind = type(module)
+    if not kind.__module__.startswith(_FAMILIES) or set(module) != set(PARTS):
+        return False
+    if not all(hasattr(module[name], "plan") for name in PARTS):
+        return False
+    return list(signature(kind.__call__).parameters) == ["self", "x"]
+
+
+def traced(module: nn.Module) -> nn.Module:
+    """A module with the parts of `module`, which is traceable, and the same results."""
+    form = _form(type(module))
+    made = form.__new__(form)
+    nn.Module.__init__(made)
+    for name, value in vars(module).items():
+        object.__setattr__(made, name, value)
+    dict.update(made, module)
+    trace = Traced()
+    object.__setattr__(made, "traced", trace)
+    for board in {id(part.plan.board): part.plan.board for part in map(module.__getitem__, PARTS)}.values():
+        board.tell(trace.forget)
+    return made
+
+
+@cache
+def _form(kind: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Traced{kind.__name__}", (_TracedForward, kind), {})
