@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import mlx.core as mx
 import pytest
 
 from mlx_dspark.kernels.cuda_attention import attend as attention
+from mlx_dspark.kernels.cuda_block import forward
+from mlx_dspark.kernels.cuda_chain import chain
 from mlx_dspark.kernels.cuda_common import build
 from mlx_dspark.kernels.cuda_common.build import Block, File, Text, built
 from mlx_dspark.kernels.cuda_small_m import kernel as small_m
@@ -55,11 +59,11 @@ def forget() -> None:
 def made(factory: Noted | None) -> None:
     """Kernels of every kind."""
     forget()
-    product = small_m.CudaSmallM(factory)
-    inputs = product.draw(Case("48x64-4b-g64-float16", 3), 0)
-    launch = product.geometries(Case("48x64-4b-g64-float16", 3))[0]
-    product.multiply(inputs.x, inputs.source, launch)
-    product.multiply_together(inputs.x, [inputs.source] * 3, launch)
+    kernel = small_m.CudaSmallM(factory)
+    inputs = kernel.draw(Case("48x64-4b-g64-float16", 3), 0)
+    launch = kernel.geometries(Case("48x64-4b-g64-float16", 3))[0]
+    kernel.multiply(inputs.x, inputs.source, launch)
+    kernel.multiply_together(inputs.x, [inputs.source] * 3, launch)
     for length in (40, 6000):
         queries, keys = mx.zeros((1, 4, 3, 64), mx.float16), mx.zeros((1, 2, length, 64), mx.float16)
         for mask in (None, "causal", mx.zeros((3, length), mx.bool_)):
@@ -96,6 +100,48 @@ def test_what_mlx_is_given_is_short(both: tuple[Noted, Noted]) -> None:
         length = len(form["header"] + form["source"])
         assert length < 2500
         assert length < len(whole.forms[name]["header"] + whole.forms[name]["source"])
+
+
+SHAPE = forward.Dimensions(2, 64, 2, 1, 64, 128, 128, 1e-5, 0.125, causal=False)
+TEMPLATES: dict[str, tuple[str, Any, str, list[str]]] = {
+    f"chain {' '.join(map(str, map(int, form)))}": (
+        "cuda_chain",
+        partial(chain._kernel, *form),
+        f"{chain.defines(*form)}NUMBERS.CUH",
+        chain.names(*form)[0],
+    )
+    for form in product((False, True), repeat=5)
+} | {
+    f"block of {bits} bits": (
+        "cuda_block",
+        partial(forward._kernel, SHAPE, bits, 32, 5),
+        f"PARTS.CUH{forward.defines(SHAPE, bits, 32, 5)}",
+        forward.names(2, bits != 16),
+    )
+    for bits in (4, 8, 16)
+}
+
+
+@pytest.mark.parametrize("which", TEMPLATES)
+def test_templates_are_given_short_too(which: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, make, header, inputs = TEMPLATES[which]
+    home = Path(build.__file__).parents[1] / folder
+    texts = {path.name.upper(): path.read_text() for path in home.iterdir() if path.suffix in (".cu", ".cuh")}
+    noted = Noted()
+    monkeypatch.setattr(mx.fast, "cuda_kernel", noted)
+    make.func.cache_clear()
+    make()
+    make.func.cache_clear()
+    [form] = noted.forms.values()
+    whole = next(text for name, text in texts.items() if name.endswith(".CU"))
+    for name, text in texts.items():
+        header = header.replace(name, text)
+    assert as_compiled(form["header"]) == as_compiled(header)
+    assert as_compiled(form["source"]) == as_compiled(whole)
+    assert form["input_names"] == inputs
+    assert passed(form) == passed({**form, "source": whole})
+    assert passed(form) or folder == "cuda_block"
+    assert len(form["header"] + form["source"]) < 2000
 
 
 @pytest.mark.parametrize("wrong", ['a "quoted" folder', "a\nline", "a\\b", None])

@@ -6,14 +6,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from itertools import count
 from typing import Any, Protocol
-from zlib import crc32
 
 import mlx.core as mx
 
 from mlx_dspark.kernels.base import Source
+from mlx_dspark.kernels.cuda_common.build import File, templated
 
 THREADS = 256
 
@@ -243,16 +242,9 @@ def defines(shape: Dimensions, bits: int, group: int, slots: int) -> str:
 
 @cache
 def _kernel(shape: Dimensions, bits: int, group: int, slots: int) -> Any:
-    home = files("mlx_dspark.kernels.cuda_block")
-    header = (home / "parts.cuh").read_text() + defines(shape, bits, group, slots)
-    source = (home / "forward.cu").read_text()
-    return mx.fast.cuda_kernel(
-        name=f"block_forward_{crc32((header + source).encode()):x}",
-        input_names=names(shape.layers, bits != 16),
-        output_names=["hidden", "scratch"],
-        header=header,
-        source=source,
-    )
+    header = [File("cuda_block", "parts.cuh"), defines(shape, bits, group, slots)]
+    inputs = names(shape.layers, bits != 16)
+    return templated("block_forward", header, File("cuda_block", "forward.cu"), inputs, ["hidden", "scratch"])
 
 
 @cache

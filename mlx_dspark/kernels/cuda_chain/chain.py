@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
-from zlib import crc32
 
 import mlx.core as mx
 
 from mlx_dspark.kernels.base import Source
+from mlx_dspark.kernels.cuda_common.build import File, templated
 
 THREADS = 256
 BLOCKS = 128
@@ -166,16 +165,8 @@ def defines(first: bool, last: bool, table: bool, project: bool, ids: bool) -> s
 @cache
 def _kernel(first: bool, last: bool, table: bool, project: bool, ids: bool) -> Any:
     form = (first, last, table, project, ids)
-    inputs, outputs = names(*form)
-    home = files("mlx_dspark.kernels.cuda_chain")
-    header, source = defines(*form) + (home / "numbers.cuh").read_text(), (home / "step.cu").read_text()
-    return mx.fast.cuda_kernel(
-        name=f"chain_{crc32((header + source).encode()):x}",
-        input_names=inputs,
-        output_names=outputs,
-        header=header,
-        source=source,
-    )
+    header, body = [defines(*form), File("cuda_chain", "numbers.cuh")], File("cuda_chain", "step.cu")
+    return templated("chain", header, body, *names(*form))
 
 
 @cache

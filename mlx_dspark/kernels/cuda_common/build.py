@@ -7,7 +7,7 @@ compiler reads, where they lie as files.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -68,18 +68,12 @@ class Text(NamedTuple):
 def built(stem: str, text: Text, block: Block, factory: Factory | None = None, **options: Any) -> Any:
     """The kernel, to be called as MLX's are; without arguments of a template: constants are in the header.
     What stands in for MLX gets the whole text."""
-    pieces = [LANES, *text.header]
-    header, body = (
-        "".join(piece if isinstance(piece, str) else piece.read() for piece in pieces),
-        text.body.read(),
-    )
+    header, body = _whole([LANES, *text.header], text.body)
     # MLX keeps what it compiled by name and text, with the shared memory of its first launch.
     name = f"{stem}_{block.resident}_{block.shared}_{crc32((header + body).encode()):08x}"
     declared = _declared(name, text, body, block)
     if factory is None:
-        facts = [f"{each}_{fact}" for each in text.inputs for _, fact in _FACTS if f"{each}_{fact}" in body]
-        header = "".join(piece if isinstance(piece, str) else piece.included() for piece in pieces)
-        body = f"// {' '.join(facts)}\n{text.body.included()}"
+        header, body = _short([LANES, *text.header], text.body, text.inputs)
     return (factory or mx.fast.cuda_kernel)(
         name=name,
         input_names=list(text.inputs),
@@ -89,6 +83,32 @@ def built(stem: str, text: Text, block: Block, factory: Factory | None = None, *
         shared_memory=block.shared,
         **options,
     )
+
+
+def templated(
+    stem: str, header: Sequence[str | File], body: File, inputs: Sequence[str], outputs: Sequence[str]
+) -> Any:
+    """A kernel whose types and numbers are arguments of a template, to be called as MLX's are."""
+    whole, (top, text) = "".join(_whole(header, body)), _short(header, body, inputs)
+    return mx.fast.cuda_kernel(
+        name=f"{stem}_{crc32(whole.encode()):08x}",
+        input_names=list(inputs),
+        output_names=list(outputs),
+        header=top,
+        source=text,
+    )
+
+
+def _whole(header: Sequence[str | File], body: File) -> tuple[str, str]:
+    return "".join(piece if isinstance(piece, str) else piece.read() for piece in header), body.read()
+
+
+def _short(header: Sequence[str | File], body: File, inputs: Iterable[str]) -> tuple[str, str]:
+    """What the compiler makes the same of. MLX looks in the body for what is to be passed of the inputs."""
+    text = body.read()
+    facts = [f"{each}_{fact}" for each in inputs for _, fact in _FACTS if f"{each}_{fact}" in text]
+    top = "".join(piece if isinstance(piece, str) else piece.included() for piece in header)
+    return top, f"// {' '.join(facts)}\n{body.included()}"
 
 
 def constants(**values: int) -> str:
