@@ -100,6 +100,7 @@ def planned(call: Call, shape: Shape) -> Plan:
 
 
 ONE, TWO, SIDES = Geometry(1, 1, 2, 2, 1), Geometry(2, 1, 1, 3, 2), Geometry(2, 2, 1, 4, 2)
+TURNS = Geometry(1, 2, 2, 3, 1, in_turn=1)
 WHOLE = [
     Shape(1, 1, 1, 1),
     Shape(3, 1, 5, 15),
@@ -114,6 +115,7 @@ SPLIT = {
     ONE: [Shape(4, 1, 2, 257), Shape(3, 1, 9, 290)],
     TWO: [Shape(4, 2, 8, 129, rows=2), Shape(8, 1, 3, 177), Shape(8, 1, 5, 160)],
     SIDES: [Shape(8, 1, 8, 129), Shape(8, 2, 13, 150), Shape(3, 1, 32, 145)],
+    TURNS: [Shape(4, 1, 2, 257), Shape(3, 1, 9, 290), Shape(8, 2, 8, 401, rows=2)],
 }
 KINDS = [
     Call(mx.float16, 64, 0, False, ONE),
@@ -122,6 +124,8 @@ KINDS = [
     Call(mx.bfloat16, 128, 2, False, ONE),
     Call(mx.bfloat16, 128, 1, True, TWO),
     Call(mx.bfloat16, 128, 0, False, SIDES),
+    Call(mx.float16, 64, 1, True, TURNS),
+    Call(mx.bfloat16, 128, 2, False, TURNS),
 ]
 
 
@@ -174,7 +178,7 @@ def test_keys_may_lie_anyhow(call: Call, tmp_path: Path) -> None:
 CHANGES = {
     "sees one key more": ("length - width + place :", "length - width + place + 1 :"),
     "starts one tile late": ("const int tile = begin + team;", "const int tile = begin + team + 1;"),
-    "stops one tile early": ("begin < to; begin += TEAMS", "begin + TEAMS < to; begin += TEAMS"),
+    "stops one tile early": ("begin < to; begin += step", "begin + TEAMS < to; begin += step"),
     "forgets to rescale": ("*= kept[2 * m + (e >> 1)];", "*= e ? kept[2 * m + (e >> 1)] : 1.f;"),
     "rescales never": ("kept[i] != 1.f;", "kept[i] > 1.f;"),
     "sums the wrong team": ("float2 theirs = tops[((t * SIDES", "float2 theirs = tops[((team * SIDES"),
@@ -200,6 +204,8 @@ CHANGES = {
         "__syncthreads();\n#pragma unroll\nfor (int i = 0; i < MINE; i++) {\ntotal",
         "#pragma unroll\nfor (int i = 0; i < MINE; i++) {\ntotal",
     ),
+    "takes the tiles of the next block": ("IN_TURN ? split * TEAMS", "IN_TURN ? (split + 1) * TEAMS"),
+    "takes fewer turns": ("IN_TURN ? splits * TEAMS", "IN_TURN ? (splits + 1) * TEAMS"),
     "combines one range less": ("for (int s = way; s < splits;", "for (int s = way; s + 1 < splits;"),
     "combines without weights": (
         "const float share = exp2f(tops[s].x - origin);",
@@ -211,7 +217,7 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_a_change_for_the_worse_is_noticed(change: tuple[str, str], tmp_path: Path) -> None:
     kernels = CpuKernels(tmp_path, change)
-    call = Call(mx.float16, 64, 1, False, Geometry(2, 2, 2, 2, 1))
+    call = Call(mx.float16, 64, 1, False, Geometry(2, 2, 2, 2, 1, int("IN_TURN" in change[0])))
     try:
         found = fault(kernels, call, Shape(9, 1, 5, 270))
     except AssertionError:

@@ -10,7 +10,10 @@
   const int group = heads / kv_heads, queries = group * width;
   const int kv = blockIdx.z % kv_heads, row = blockIdx.z / kv_heads, first = (blockIdx.y * SIDES + side) * TILES * TILE;
   const int split = blockIdx.x, splits = gridDim.x, tiles = (length + TILE - 1) / TILE;
-  const int from = int((long long)split * tiles / splits), to = int((long long)(split + 1) * tiles / splits);
+  // Tiles of this block: one range of them, or every so many of all, so that blocks read side by side.
+  const int from = IN_TURN ? split * TEAMS : int((long long)split * tiles / splits);
+  const int to = IN_TURN ? tiles : int((long long)(split + 1) * tiles / splits);
+  const int step = IN_TURN ? splits * TEAMS : TEAMS;
   const float factor = scale[0] * LOG2E;
   const Rows keys(k, row * k_strides[0] + kv * k_strides[1], k_strides[2], k_strides[3]);
   const Rows values(v, row * v_strides[0] + kv * v_strides[1], v_strides[2], v_strides[3]);
@@ -31,7 +34,7 @@
       __syncthreads();
   };
 #pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) copy(from + team + s * TEAMS, s);
+  for (int s = 0; s < STAGES - 1; s++) copy(from + team + s * step, s);
 
   // The queries of this lane: their numbers, and the last key that each sees.
   auto head_of = [&](int n) { return kv * group + min(n, queries - 1) / width; };
@@ -63,11 +66,11 @@
   for (int i = 0; i < TILES * D / 2; i++) (&out_sum[0][0][0])[i] = 0.f;
 
   int slot = 0;
-  for (int begin = from; begin < to; begin += TEAMS) {
+  for (int begin = from; begin < to; begin += step) {
     const int tile = begin + team;
     arrived<STAGES - 2>();
     meet();
-    copy(tile + (STAGES - 1) * TEAMS, slot == 0 ? STAGES - 1 : slot - 1);
+    copy(tile + (STAGES - 1) * step, slot == 0 ? STAGES - 1 : slot - 1);
     const uint4* const keys_here = ring + slot * STAGE;
     const uint4* const values_here = keys_here + HALF_STAGE;
     slot = slot + 1 == STAGES ? 0 : slot + 1;

@@ -26,6 +26,7 @@ class Geometry(NamedTuple):
     teams     of a block, which take tiles of keys in turn and are summed at the end
     stages    of tiles of keys that a team has in shared memory: one in use, the others on their way
     resident  blocks that a multiprocessor is to hold at once
+    in_turn   1 where blocks take tiles of keys in turn, and 0 where each has a range of them
     """
 
     tiles: int
@@ -33,6 +34,7 @@ class Geometry(NamedTuple):
     teams: int
     stages: int
     resident: int
+    in_turn: int = 0
 
     @property
     def queries(self) -> int:
@@ -92,7 +94,8 @@ def streaming(dim: int, queries: int) -> Sequence[Geometry]:
     else:
         first = _filling(dim, tiles=2, sides=2, teams=2)
         others = _filling(dim, tiles=1, sides=4, teams=2), _filling(dim, tiles=2, sides=1, teams=4)
-    return first, first._replace(teams=2 * first.teams, resident=1), *others
+    wide = first._replace(teams=2 * first.teams, resident=1)
+    return first, wide, first._replace(in_turn=1), wide._replace(in_turn=1), *others
 
 
 def _filling(dim: int, tiles: int, sides: int, teams: int, resident: int = 2) -> Geometry:
