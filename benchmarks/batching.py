@@ -236,6 +236,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = sorted({1, *args.rows})
+    if args.requests < rows[-1]:
+        parser.error(f"--requests {args.requests} never fill {rows[-1]} rows: ask for as many at least")
     ways = {mode: Drafting.of(args.model, args.drafter, mode) for mode in (PLAIN, *args.modes)}
     print(ways[PLAIN].parts.weights)
     for mode, way in ways.items():
