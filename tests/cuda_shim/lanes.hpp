@@ -70,6 +70,8 @@ inline void mma(float* sum, const unsigned* a, unsigned b0, unsigned b1, T) {
   }
 }
 
+inline unsigned masked(unsigned word, unsigned mask, unsigned more) { return (word & mask) | more; }
+
 template <typename T>
 inline unsigned packed(float low, float high, T) {
   const T pair[2] = {T(low), T(high)};

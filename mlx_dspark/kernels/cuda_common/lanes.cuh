@@ -39,6 +39,13 @@ __device__ __forceinline__ unsigned packed(float low, float high, __nv_bfloat16)
   return *reinterpret_cast<unsigned*>(&pair);
 }
 
+// word & mask | more, by one instruction: a compiler that sees two constants makes two of it.
+__device__ __forceinline__ unsigned masked(unsigned word, unsigned mask, unsigned more) {
+  unsigned found;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;\n" : "=r"(found) : "r"(word), "r"(mask), "r"(more));
+  return found;
+}
+
 // Copies 4, 8 or 16 bytes into shared memory, or zeros where they are not `real`: `from` is not read then.
 template <int BYTES>
 __device__ __forceinline__ void fetch(void* to, const void* from, bool real) {

@@ -24,7 +24,7 @@ class Geometry(NamedTuple):
     span      chunks of 128 inputs in a share
     resident  blocks that a multiprocessor is to hold at once
     steady    a block takes one set of tiles after another; else each set has a block of its own
-    hold      x stays in shared memory, for the block's whole life
+    hold      x and its sums stay in shared memory, for the block's whole life
     """
 
     tiles: int
@@ -50,7 +50,8 @@ class Geometry(NamedTuple):
         codes = 16 * (share * shape.bits // 8 + 4 * shape.bits)
         parts = 32 * max(4, 2 * share // shape.group_size)
         sums = columns * 4 * 128
-        held = columns * 16 * -(-shape.inputs // share) * share if self.hold else 0
+        inputs = -(-shape.inputs // share) * share
+        held = columns * (16 * inputs + 32 * inputs // shape.group_size) if self.hold else 0
         return self.warps * self.tiles * (self.stages * (codes + parts) + sums) + held
 
     def blocks(self, *outputs: int) -> int:
@@ -72,6 +73,9 @@ BYTES = (
     Geometry(1, 8, 2, 2, 2),
     Geometry(1, 8, 2, 2, 1),
 )
+WIDE = (Geometry(1, 8, 4, 2, 1, hold=True), Geometry(1, 8, 3, 2, 1, hold=True))
+"""For more than 8 rows of x, which each set of outputs would read anew from where it lies."""
+
 HELD, ONE, TWO, SMALLEST = (
     Geometry(2, 8, 3, 2, 1, hold=True),
     Geometry(1, 8, 3, 2, 2),
@@ -96,6 +100,8 @@ def _nibbles(shape: MatrixShape, rows: int) -> tuple[Geometry, ...]:
     """For 4 bits, by how many sets of outputs a block gets and how much of x it would hold."""
     if shape.outputs < shape.inputs:
         return ONE, TWO
+    if rows > 8:
+        return (TWO, WIDE[1], ONE) if shape.outputs == shape.inputs else (*WIDE, TWO)
     if shape.outputs == shape.inputs:
         return TWO, HELD, ONE
     if shape.outputs >= 16 * shape.inputs:

@@ -12,7 +12,7 @@ struct Codes<4, __nv_bfloat16> {
   static constexpr float OFFSET = 128.f;
   __device__ __forceinline__ static void pairs(unsigned* out, const unsigned* words) {
 #pragma unroll
-    for (int i = 0; i < 4; i++) out[i] = ((words[0] >> (4 * i)) & 0x000f000fu) | 0x43004300u;
+    for (int i = 0; i < 4; i++) out[i] = masked(words[0] >> (4 * i), 0x000f000fu, 0x43004300u);
   }
 };
 
@@ -20,9 +20,9 @@ template <>
 struct Codes<4, __half> {
   static constexpr float OFFSET = 64.f;
   __device__ __forceinline__ static void pairs(unsigned* out, const unsigned* words) {
-    out[0] = ((words[0] << 4) & 0x00f000f0u) | 0x54005400u;
+    out[0] = masked(words[0] << 4, 0x00f000f0u, 0x54005400u);
 #pragma unroll
-    for (int i = 1; i < 4; i++) out[i] = ((words[0] >> (4 * i - 4)) & 0x00f000f0u) | 0x54005400u;
+    for (int i = 1; i < 4; i++) out[i] = masked(words[0] >> (4 * i - 4), 0x00f000f0u, 0x54005400u);
   }
 };
 

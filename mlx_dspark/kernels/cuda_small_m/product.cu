@@ -25,6 +25,7 @@
   unsigned char* const ring = arena() + warp * STAGES * STAGE;
   float* const others = reinterpret_cast<float*>(arena() + WARPS * STAGES * STAGE);
   uint4* const held = reinterpret_cast<uint4*>(others + WARPS * SUMS * 32);
+  float2* const totals = reinterpret_cast<float2*>(held + NT * shares * SHARE);
 
 #if GATHER
   // A block in y has up to 8 * NT rows of one expert: it goes on only where it has the first of them.
@@ -122,7 +123,18 @@
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) copy_ahead(s);
 
-  // Where x stays in shared memory, it lies as the lanes take it: 16 bytes of each lane side by side.
+  // Sums of 32 inputs of x by tensor cores, in one order wherever they are made.
+  auto add_up = [](float* sum, const unsigned* b, bool begins) {
+    const unsigned one = two_ones<T>(), ones[4] = {one, one, one, one};
+    if (begins)
+      mma_first(sum, ones, b[0], b[1], T());
+    else
+      mma(sum, ones, b[0], b[1], T());
+    mma(sum, ones, b[2], b[3], T());
+  };
+
+  // Where x stays in shared memory, it lies as the lanes take it, 16 bytes of each lane side by side, in the order of
+  // the codes' pairs; and so do its sums over each group.
   if constexpr (HOLD) {
     const int octets = shares * SHARE / 8;
     for (int i = threadIdx.x; i < 8 * NT * octets; i += 32 * WARPS) {
@@ -130,7 +142,20 @@
       uint4 eight = make_uint4(0, 0, 0, 0);
       if (m < M && 8 * octet < K)
         eight = *reinterpret_cast<const uint4*>(x_rows + (size_t)m * K + 8 * octet);
-      held[(octet / 4 * NT + m / 8) * 32 + m % 8 * 4 + octet % 4] = eight;
+      unsigned b[4];
+      ordered<BITS>(b, eight);
+      held[(octet / 4 * NT + m / 8) * 32 + m % 8 * 4 + octet % 4] = make_uint4(b[0], b[1], b[2], b[3]);
+    }
+    __syncthreads();
+    for (int i = warp; i < NT * (shares * SHARE / GROUP); i += WARPS) {
+      float total[4];
+#pragma unroll
+      for (int u = 0; u < EACH; u++) {
+        const uint4 x = held[((i / NT * EACH + u) * NT + i % NT) * 32 + lane];
+        const unsigned b[4] = {x.x, x.y, x.z, x.w};
+        add_up(total, b, u == 0);
+      }
+      if (g == 0) totals[i * 4 + t] = make_float2(total[0], total[1]);
     }
     __syncthreads();
   }
@@ -180,18 +205,24 @@
 #pragma unroll
         for (int j = 2 * p; j < min(2 * p + 2, GROUPS); j++) {
           float product[RT][NT][4], total[NT][4];
+          if constexpr (HOLD) {
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+              const float2 two = totals[((chunk * GROUPS + j) * NT + n) * 4 + t];
+              total[n][0] = two.x, total[n][1] = two.y;
+            }
+          }
 #pragma unroll
           for (int u = j * EACH; u < (j + 1) * EACH; u++) {
             unsigned b[NT][4];
 #pragma unroll
             for (int n = 0; n < NT; n++) {
-              const unsigned one = two_ones<T>(), ones[4] = {one, one, one, one};
-              ordered<BITS>(b[n], xs[u][n]);
-              if (u == j * EACH)
-                mma_first(total[n], ones, b[n][0], b[n][1], T());
-              else
-                mma(total[n], ones, b[n][0], b[n][1], T());
-              mma(total[n], ones, b[n][2], b[n][3], T());
+              if constexpr (HOLD) {
+                b[n][0] = xs[u][n].x, b[n][1] = xs[u][n].y, b[n][2] = xs[u][n].z, b[n][3] = xs[u][n].w;
+              } else {
+                ordered<BITS>(b[n], xs[u][n]);
+                add_up(total[n], b[n], u == j * EACH);
+              }
             }
 #pragma unroll
             for (int r = 0; r < RT; r++) {
@@ -229,8 +260,10 @@
 #pragma unroll
               for (int n = 0; n < NT; n++)
 #pragma unroll
-                for (int e = 0; e < 2; e++)
-                  sum[r][n][2 * h + e] += s * product[r][n][2 * h + e] + shift * total[n][2 * h + e];
+                for (int e = 0; e < 2; e++) {
+                  float& all = sum[r][n][2 * h + e];
+                  all = fmaf(s, product[r][n][2 * h + e], fmaf(shift, total[n][e], all));
+                }
             }
         }
       }
