@@ -32,7 +32,7 @@ from benchmarks.by_rounds import Kind, Round, rate_by_rounds, usual
 from mlx_dspark.bench.cases import shipped_prompts
 from mlx_dspark.chat.template import encode_prompt
 from mlx_dspark.engine.scheduler import Scheduler
-from mlx_dspark.foundation.errors import DsparkError
+from mlx_dspark.foundation.errors import DsparkError, UsageError
 from mlx_dspark.foundation.events import Committed, RoundReport
 from mlx_dspark.foundation.request import GenerateRequest
 from mlx_dspark.foundation.settings import LoadSettings
@@ -105,6 +105,12 @@ class Arm:
                     )
             rate.ids.append(ids)
         rate.rounds = [each for each in _rounds(decoding, reading) if each.kind[0] == self.rows]
+        if not rate.rounds:
+            raise UsageError(
+                f"no round had {self.rows} rows: {len(requests)} requests end before as many decode at once.",
+                "Ask for more with --requests, for longer answers with --new, or for fewer --rows.",
+                field="requests",
+            )
         rate.tokens = sum(each.tokens for each in rate.rounds)
         rate.seconds = sum(each.seconds for each in rate.rounds)
         full = [report for report in decoding if report.rows == self.rows]
@@ -237,7 +243,9 @@ def main() -> None:
     args = parser.parse_args()
     rows = sorted({1, *args.rows})
     if args.requests < rows[-1]:
-        parser.error(f"--requests {args.requests} never fill {rows[-1]} rows: ask for as many at least")
+        parser.error(
+            f"--requests {args.requests} never fill {rows[-1]} rows: give --requests {rows[-1]} or more"
+        )
     ways = {mode: Drafting.of(args.model, args.drafter, mode) for mode in (PLAIN, *args.modes)}
     print(ways[PLAIN].parts.weights)
     for mode, way in ways.items():

@@ -1,11 +1,18 @@
 #!/bin/sh
 # The bars that need a GPU, one after another: sh benchmarks/gpu_bars.sh FOLDER [PIECE...]
-# Each piece ends within its limit and leaves its JSON and its log in FOLDER; without pieces, all of them (some 25
-# minutes on an H200). PYTHON names the interpreter.
+# Each piece ends within its limit and leaves its log in FOLDER, and its JSON: batching and modes at their end, those of
+# kernel_bars.py as they go. Without pieces, all of them (some 25 minutes on an H200). PYTHON names the interpreter.
 set -u
 folder=${1:?usage: sh benchmarks/gpu_bars.sh FOLDER [PIECE...]}
 shift
-[ $# -gt 0 ] || set -- warm kernels attention forward4 forward8 batching modes pair pair8b products
+pieces="warm kernels attention forward4 forward8 batching modes pair pair8b products"
+[ $# -gt 0 ] || set -- $pieces
+for piece; do
+  case " $pieces " in
+    *" $piece "*) ;;
+    *) echo "no piece is called $piece: name some of $pieces" >&2 && exit 2 ;;
+  esac
+done
 python=${PYTHON:-python}
 mkdir -p "$folder" || exit 1
 export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$PWD" PYTHONUNBUFFERED=1
@@ -24,8 +31,7 @@ for piece; do
     pair) limit=150 run="$bars --only pair --seconds 120 $json" ;;
     pair8b) limit=240 run="$bars --only pair8b --bits 4 8 --seconds 60 $json" ;;
     products) limit=200 run="$python benchmarks/small_m.py --only products --widths 1 8 16 $json" ;;
-    *) echo "no piece is called $piece" >&2 && exit 2 ;;
   esac
   echo "== $piece"
-  timeout -s INT "$limit" $run 2>&1 | tee "$folder/$piece.log"
+  timeout -s INT -k 20 "$limit" $run 2>&1 | tee "$folder/$piece.log"
 done

@@ -38,6 +38,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
+from benchmarks.argument_types import at_least
 from benchmarks.scripted_drafter import ScriptedDrafter
 from benchmarks.shapes import target_of_shape
 from benchmarks.sides import Sides, placed
@@ -448,8 +449,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--only", nargs="+", choices=PIECES, default=PIECES)
     parser.add_argument("--bits", type=int, nargs="+", choices=(4, 8), default=[4, 8])
     parser.add_argument("--seconds", type=float, default=100.0, help="of a piece and number of bits")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--new", type=int, default=128, help="tokens of an answer")
+    parser.add_argument("--turns", type=at_least(1), default=5)
+    parser.add_argument("--new", type=at_least(2), default=128, help="tokens of an answer")
     parser.add_argument("--geometries", action="store_true", help="of `attention`: each by itself")
     parser.add_argument("--model", help="of `pair`")
     parser.add_argument("--drafter", help="of `pair`")

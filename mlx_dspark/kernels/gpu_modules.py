@@ -30,10 +30,20 @@ class _Planned(nn.Module):
     def source(self) -> Source:
         """The matrix as the kernels take it."""
         known = self._source
-        if known is None or known.weight is not self["weight"] or known.scales is not self["scales"]:
+        if (
+            known is None
+            or known.weight is not self["weight"]
+            or known.scales is not self["scales"]
+            or known.biases is not self.get("biases")
+        ):
             known = self._source = source_of(self)
             assert known is not None
         return known
+
+    def hold(self, arrays: Mapping[str, mx.array]) -> None:
+        """Hold these in the place of those of the same names; nothing else keeps what was held."""
+        dict.update(self, arrays)
+        self._source = None
 
     def product(self, x: mx.array) -> mx.array | None:
         """[..., inputs] -> [..., outputs] by a kernel; None where none serves so many rows."""

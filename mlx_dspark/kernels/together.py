@@ -56,6 +56,10 @@ class Siblings:
         group = self._groups.get(id(member))
         return self._multiply(group, x) if group is not None else None
 
+    def drop(self) -> None:
+        """Keep nothing that was made and not asked for."""
+        self._made, self._x = {}, None
+
     def _learn(self, member: Member, x: mx.array) -> None:
         if any(member is each for run in self._runs for each in run):
             self._groups = {id(run[0]): run for run in self._runs if len(run) > 1}

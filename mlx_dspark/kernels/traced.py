@@ -19,26 +19,32 @@ MOST_ROWS = 16
 """More are a prompt's, of ever other numbers: each would be traced anew."""
 
 PARTS = ("gate_proj", "up_proj", "down_proj")
-_HELD = ("weight", "scales", "biases", "bias")
 _FAMILIES = "mlx_lm.models."
 
-Run = Callable[[mx.array], mx.array]
+Arrays = list[dict[str, mx.array]]
+"""Of each part, by name."""
+
+Run = Callable[[mx.array, Arrays], mx.array]
 
 
 class Traced:
-    """The trace of one module by each thread that calls it: MLX keeps what it compiled by thread, with the
-    arrays in it, until the function is gone from there. `forget` it when the module would go another way."""
+    """The trace of one module by each thread that calls it: MLX keeps what it compiled by thread, until the
+    function is gone from there. `forget` it when the module would go another way.
+
+    The arrays of the module are given to each call and are not in the trace: what replaces them is used, and
+    nothing holds them but the module.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[int, Run] = {}
-        self._held: list[mx.array | None] = []
+        self._parts: list[ref[Any]] = []
 
     def run(self, parts: Sequence[Any], make: Callable[[], Run]) -> Run:
-        """The compiled `make()`, for as long as the parts hold the same arrays."""
-        held = [part.get(name) for part in parts for name in _HELD]
-        if len(held) != len(self._held) or any(a is not b for a, b in zip(held, self._held, strict=True)):
+        """The compiled `make()`, for as long as the parts are the same modules."""
+        known = self._parts
+        if not known or any(a() is not b for a, b in zip(known, parts, strict=True)):
             self.forget()
-            self._held = held
+            self._parts = [ref(part) for part in parts]
         thread = get_ident()
         run = self._runs.get(thread)
         if run is None:
@@ -56,20 +62,43 @@ class _TracedForward(nn.Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         parts: list[Any] = [self[name] for name in PARTS]
-        gate, rows = parts[0], x.size // x.shape[-1]
-        together = gate.siblings
-        if not 0 < rows <= MOST_ROWS or x.dtype != gate.plan.dtype or together is None or not together.known:
+        rows = x.size // x.shape[-1] if x.size else 0
+        if not 0 < rows <= MOST_ROWS or not _planned(parts):
             return super().__call__(x)
-        return self.traced.run(parts, self._forward)(x)
+        gate = parts[0]
+        together = gate.siblings
+        if x.dtype != gate.plan.dtype or together is None or not together.known:
+            return super().__call__(x)
+        return self.traced.run(parts, self._forward)(x, [dict(part) for part in parts])
 
     def _forward(self) -> Run:
         own: Any = super().__call__
         body, this = own.__func__, ref(self)
 
-        def run(x: mx.array) -> mx.array:
-            return body(this(), x)
+        def run(x: mx.array, arrays: Arrays) -> mx.array:
+            module: Any = this()
+            parts = [module[name] for name in PARTS]
+            held = [dict(part) for part in parts]
+            try:
+                _put(parts, arrays)
+                return body(module, x)
+            finally:
+                _put(parts, held)
+                for part in parts:
+                    if part.siblings is not None:
+                        part.siblings.drop()
 
         return run
+
+
+def _put(parts: Sequence[Any], arrays: Arrays) -> None:
+    for part, held in zip(parts, arrays, strict=True):
+        part.hold(held)
+
+
+def _planned(parts: Sequence[Any]) -> bool:
+    """Whether all are planned matrices, which hold arrays and no modules."""
+    return all("plan" in vars(part) for part in parts)
 
 
 def traceable(module: nn.Module) -> bool:
@@ -77,7 +106,7 @@ def traceable(module: nn.Module) -> bool:
     kind = type(module)
     if not kind.__module__.startswith(_FAMILIES) or set(module) != set(PARTS):
         return False
-    if not all(hasattr(module[name], "plan") for name in PARTS):
+    if not _planned([module[name] for name in PARTS]):
         return False
     return list(signature(kind.__call__).parameters) == ["self", "x"]
 

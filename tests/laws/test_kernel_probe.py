@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import mlx.core as mx
@@ -200,6 +201,14 @@ def test_where_mlx_never_ends_nothing_is_held_against_the_kernel() -> None:
     assert (
         states_of("never_compiled", "good", "never_compiled", effort=replace(QUICK, compiling=2.0)) == wanted
     )
+
+
+def test_no_load_waits_for_mlx_beyond_its_budget() -> None:
+    jobs = [Job(f"{ACTORS}never_compiled", Case(SHAPE, width)) for width in (1, 2)]
+    started = monotonic()
+    found = list(tried(jobs, effort=replace(QUICK, compiling=600.0), silence=1.5, budget=3.0))
+    assert monotonic() - started < 60.0
+    assert [verdict.state for _, verdict in found] == ["untried", "untried"]
 
 
 @pytest.mark.parametrize("actor", ["dying", "leaving"])

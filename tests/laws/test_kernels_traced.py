@@ -13,9 +13,11 @@ import pytest
 from mlx.utils import tree_unflatten
 
 from benchmarks.sides import Sides
+from mlx_dspark.engine.handover import settle
 from mlx_dspark.kernels.framework.plan import Admitted, RowPlan, Switchboard
-from mlx_dspark.kernels.gpu_modules import joined, planned
+from mlx_dspark.kernels.gpu_modules import KernelLinear, joined, planned
 from mlx_dspark.kernels.traced import MOST_ROWS, Traced, traceable
+from tests.laws.test_kernels_together import Together
 from tests.scripted_kernels import Doubled
 from tests.tiny import tiny_family, tiny_llama, tiny_qwen3
 
@@ -85,16 +87,90 @@ def test_one_number_of_rows_is_traced_once_and_many_never(make: Any) -> None:
     assert multiplied(MOST_ROWS + 1) == 0
 
 
-def test_weights_that_are_replaced_are_used() -> None:
+@pytest.mark.parametrize("name", ["weight", "scales", "biases"])
+@pytest.mark.parametrize("change", ["replaced", "in place", "updated"])
+def test_weights_that_change_are_used(name: str, change: str) -> None:
+    plainly, traced, _, _ = both(tiny_llama)
+    stock, tokens = quantized(tiny_llama), tokens_of(4)
+    before = traced(tokens)
+    for model in (plainly, traced, stock):
+        part = model.layers[0].mlp.down_proj
+        by = mx.array(2, part[name].dtype)
+        if change == "replaced":
+            part[name] = part[name] * by
+        elif change == "in place":
+            part[name] *= by
+        else:
+            model.update({"model": {"layers": [{"mlp": {"down_proj": {name: part[name] * by}}}]}})
+    for model in (plainly, traced):
+        assert mx.allclose(stock(tokens), model(tokens), atol=1e-4)
+    assert not mx.array_equal(before, traced(tokens))
+
+
+class Wrapped(nn.Module):
+    """As adapters wrap a linear module."""
+
+    def __init__(self, linear: nn.Module) -> None:
+        super().__init__()
+        self.linear = linear
+        self.more = mx.array(0.0)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return self.linear(x) + self.more
+
+
+@pytest.mark.parametrize("name", ["gate_proj", "up_proj", "down_proj"])
+def test_parts_that_are_replaced_are_used(name: str) -> None:
     plainly, traced, _, _ = both(tiny_llama)
     tokens = tokens_of(4)
-    before = traced(tokens)
-    for name in ("scales", "biases"):
+    traced(tokens)
+    for model in (plainly, traced):
+        forward = model.layers[0].mlp
+        forward[name] = Wrapped(forward[name])
+    for more in (0.0, 1.0):
         for model in (plainly, traced):
-            part = model.layers[0].mlp.down_proj
-            part[name] = part[name] * 1.5
-        assert mx.array_equal(plainly(tokens), traced(tokens)), name
-        assert not mx.array_equal(before, traced(tokens)), name
+            model.layers[0].mlp[name].more = mx.array(more)
+        assert mx.array_equal(plainly(tokens), traced(tokens)), more
+    for model in (plainly, traced):
+        forward = model.layers[0].mlp
+        forward[name] = planned(quantized(tiny_llama).layers[0].mlp[name], forward[name].linear.plan)
+    assert mx.array_equal(plainly(tokens), traced(tokens))
+
+
+def test_after_tracing_a_model_can_go_to_another_thread() -> None:
+    plainly, traced, _, _ = both(tiny_llama)
+    mx.eval(traced(tokens_of(4)))
+    settle(traced)
+    for model in (plainly, traced):
+        model.layers[0].mlp.down_proj.scales *= 2
+    settle(plainly, traced)
+    assert mx.array_equal(plainly(tokens_of(17)), traced(tokens_of(17)))
+
+
+@pytest.mark.parametrize("name", ["gate_proj", "up_proj", "down_proj"])
+def test_where_tracing_fails_all_is_what_it_was(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    kernel = Together(widths=WIDTHS)
+    plainly, traced, _, _ = both(tiny_llama, kernel)
+    ours, call = traced.layers[0].mlp[name], KernelLinear.__call__
+
+    def weights() -> list[mx.array]:
+        return [part[held] for each in forwards(traced) for part in each.values() for held in sorted(part)]
+
+    def fails(self: KernelLinear, x: mx.array) -> mx.array:
+        if self is ours:
+            raise ValueError("it fails")
+        return call(self, x)
+
+    tokens, before = tokens_of(4), weights()
+    with monkeypatch.context() as patch:
+        patch.setattr(KernelLinear, "__call__", fails)
+        with pytest.raises(ValueError, match="it fails"):
+            traced(tokens)
+    assert all(a is b for a, b in zip(before, weights(), strict=True))
+    settle(traced)
+    launched = len(kernel.launches)
+    assert mx.array_equal(plainly(tokens), traced(tokens))
+    assert len(kernel.launches) - launched == 2 * len(traced.layers), "and products are still joined"
 
 
 def test_a_kernel_that_is_switched_off_is_not_used() -> None:
@@ -134,6 +210,19 @@ def test_a_model_that_is_gone_takes_its_traces_along() -> None:
         assert mx.get_active_memory() <= held, "while both threads go on"
 
 
+def test_a_switchboard_that_is_kept_keeps_no_weights() -> None:
+    gc.collect()
+    mx.clear_cache()
+    held = mx.get_active_memory()
+    *models, board, _ = both(tiny_llama)
+    mx.eval([model(tokens_of(3)) for model in models])
+    weights = mx.get_active_memory() - held
+    models.clear()
+    gc.collect()
+    assert mx.get_active_memory() - held < weights / 100
+    board.switch_off("doubled", "it is slow")
+
+
 def test_sides_take_turns_with_what_is_traced() -> None:
     plainly = quantized(tiny_llama)
     model, kernel, tokens = quantized(tiny_llama), Doubled(adding=0.25), tokens_of(3)
@@ -168,18 +257,16 @@ def test_only_feed_forwards_of_mlx_lm_with_three_planned_parts_are_traced() -> N
     assert not traceable(forward)
 
 
-def test_a_trace_is_made_anew_for_other_arrays() -> None:
+def test_a_trace_is_made_anew_for_other_parts() -> None:
     trace, made = Traced(), []
 
     def make() -> Any:
         made.append(len(made))
-        return lambda x: x + 1
+        return lambda x, arrays: x + 1
 
-    part = {"weight": mx.zeros(2), "scales": mx.zeros(2)}
-    for _ in range(2):
-        assert trace.run([part], make)(mx.array(1.0)).item() == 2
-    part["biases"] = mx.zeros(2)
-    trace.run([part], make)
+    part, other = nn.Module(), nn.Module()
+    for each in (part, part, other):
+        assert trace.run([each], make)(mx.array(1.0), []).item() == 2
     trace.forget()
-    trace.run([part], make)
+    trace.run([other], make)
     assert made == [0, 1, 2]

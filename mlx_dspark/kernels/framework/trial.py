@@ -4,7 +4,7 @@ end that process and nothing else.
 The parent sends one line of JSON with the jobs and reads one line for every sign of life and every verdict. A
 silence of `silence` seconds ends the process; the case it was at has stalled, and no other case of that
 kernel is tried. A number says that nothing may be heard for so many seconds while MLX compiles an operation
-of its own; where that ends in silence, too, the case stays untried.
+of its own, of which the budget is the end; where that ends in silence, too, the case stays untried.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def tried(
     left, end = list(jobs), monotonic() + budget
     while left:
         done, verdict = 0, Verdict("untried")
-        for job, verdict in _one_process(left, effort or Effort(), silence, starting):
+        for job, verdict in _one_process(left, effort or Effort(), silence, starting, end):
             done += 1
             yield job, verdict
             if progress is not None:
@@ -96,7 +96,7 @@ def _without(jobs: Sequence[Job], made_by: str) -> tuple[list[Job], list[Job]]:
 
 
 def _one_process(
-    jobs: Sequence[Job], effort: Effort, silence: float, starting: float
+    jobs: Sequence[Job], effort: Effort, silence: float, starting: float, end: float
 ) -> Iterator[tuple[Job, Verdict]]:
     """Verdicts until all are there, or the process stalled or died: then the last one says so."""
     try:
@@ -112,13 +112,18 @@ def _one_process(
         yield from ((job, Verdict("untried", f"no process for a trial: {error}")) for job in jobs)
         return
     try:
-        yield from _heard(process, jobs, effort, silence, starting)
+        yield from _heard(process, jobs, effort, silence, starting, end)
     finally:
         _end(process)
 
 
 def _heard(
-    process: subprocess.Popen[str], jobs: Sequence[Job], effort: Effort, silence: float, starting: float
+    process: subprocess.Popen[str],
+    jobs: Sequence[Job],
+    effort: Effort,
+    silence: float,
+    starting: float,
+    end: float,
 ) -> Iterator[tuple[Job, Verdict]]:
     lines: Queue[str] = Queue()
     assert process.stdin is not None
@@ -151,7 +156,7 @@ def _heard(
             return
         told, begun = json.loads(line), True
         if isinstance(told, float):
-            patience, at_fault = max(told, silence), False
+            patience, at_fault = max(min(told, end - monotonic()), silence), False
         elif told is not None:
             yield jobs[found], Verdict.of(told)
             found += 1
