@@ -53,9 +53,12 @@ def main() -> None:
         multiply(int(one[0]), int(one[1]), one[2], *map(int, one[3:]))
         return
     asked = [tuple(map(str, (*held, rows))) for held, rows in product(HELD, ROWS)]
-    with ThreadPoolExecutor(cpu_count() or 1) as pool:
+    pool = ThreadPoolExecutor(cpu_count() or 1)
+    try:
         for line in pool.map(in_a_process, asked):
             print(line, flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 if __name__ == "__main__":
