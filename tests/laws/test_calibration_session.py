@@ -22,7 +22,7 @@ from mlx_dspark.foundation.caps import CapPolicy
 from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.errors import UsageError
 from mlx_dspark.foundation.events import RoundReport
-from mlx_dspark.session import calibrate
+from mlx_dspark.session import calibrate, live
 from mlx_dspark.session.timing import RoundTimer
 from tests.tiny import save_tiny
 from tests.tiny_drafters import save_tiny_dspark
@@ -264,7 +264,10 @@ def test_a_folder_in_the_files_place_is_told(
     assert "Is a directory" in str(mlx_dspark.load(home / "model").calibration)
 
 
-def test_a_batch_is_measured_when_it_first_forms(home: Path, cache: Path, costs: Costs) -> None:
+def test_a_batch_is_measured_when_it_first_forms(
+    home: Path, cache: Path, costs: Costs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "METER_SHARE", 1.0)
     with mlx_dspark.load(home / "model", max_batch=2) as session:
         streams = [session.stream(PROMPT + " more" * i, max_new_tokens=120) for i in range(2)]
         threads = [Thread(target=session.fold, args=(stream,)) for stream in streams]
