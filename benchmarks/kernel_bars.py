@@ -11,8 +11,9 @@ interrupt, with what it has; all of it is printed as JSON at the end.
 
 forward    milliseconds of one forward by width after 512 tokens, Qwen3-8B's shape with random weights;
            `floor` is the time in which a copy reads and writes as many bytes as the weights have
-attention  microseconds of one attention by queries, 32 heads over 8 of 128, 32,768 keys; with `--geometries`
-           of each geometry that the kernel knows for so many queries too, with its difference from MLX's own
+attention  microseconds of one attention by queries, 32 heads over 8 of 128, 32,768 keys, or what `--keys`
+           says; with `--geometries` of each geometry that the kernel knows for so many queries too, with its
+           difference from MLX's own
 pair       tokens/s of a pair beside plain decoding of stock mlx-lm; answers that differ, with the gap
 pair8b     the same for Qwen3-8B's shape and a drafter that is right with a chance of 0.8 a draft
 """
@@ -230,7 +231,13 @@ def copied_per_second(tiny: bool) -> float:
 def attention(run: Run) -> None:
     """One after another, each on what the last one made: a chain's time less that of half of it, so that
     neither the start nor the end of a chain counts."""
-    length, dtype = (64, mx.float32) if run.options.tiny else (32768, mx.bfloat16)
+    for length in run.options.keys:
+        run.begin()
+        _attention(run, 64 if run.options.tiny else length)
+
+
+def _attention(run: Run, length: int) -> None:
+    dtype = mx.float32 if run.options.tiny else mx.bfloat16
     keys, values = (mx.random.normal((1, 8, length, 128), dtype=dtype) for _ in range(2))
     calls: dict[str, Callable[..., mx.array]] = {
         "ours": lambda q, mask: stock_attention(q, keys, values, 128**-0.5, mask, None),
@@ -448,9 +455,10 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     )
     parser.add_argument("--only", nargs="+", choices=PIECES, default=PIECES)
     parser.add_argument("--bits", type=int, nargs="+", choices=(4, 8), default=[4, 8])
-    parser.add_argument("--seconds", type=float, default=100.0, help="of a piece and number of bits")
+    parser.add_argument("--seconds", type=float, default=100.0, help="of a piece and number of bits or keys")
     parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--new", type=at_least(2), default=128, help="tokens of an answer")
+    parser.add_argument("--keys", type=at_least(1), nargs="+", default=[32768], help="of `attention`")
     parser.add_argument("--geometries", action="store_true", help="of `attention`: each by itself")
     parser.add_argument("--model", help="of `pair`")
     parser.add_argument("--drafter", help="of `pair`")
@@ -458,6 +466,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Row]:
     parser.add_argument("--tiny", action="store_true", help="to try the script anywhere: times say nothing")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
+    if options.keys != [32768] and "attention" not in options.only:
+        parser.error("--keys is of `attention`")
     if options.geometries and ("attention" not in options.only or not on_cuda()):
         parser.error("--geometries is of `attention`, on CUDA")
     run = Run(options)

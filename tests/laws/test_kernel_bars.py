@@ -65,6 +65,13 @@ def test_geometries_are_timed_side_by_side(
     assert capsys.readouterr().out.count(" us ") == len(offered)
 
 
+def test_each_number_of_keys_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["piece"] for row in ran("attention", "--keys", "8", "16")] == ["attention"] * 2
+    with pytest.raises(SystemExit):
+        ran("forward", "--keys", "8")
+    assert "--keys is of `attention`" in capsys.readouterr().err
+
+
 def test_a_scripted_drafter_answers_as_stock_does_in_fewer_rounds() -> None:
     (row,) = ran("pair8b")
     assert not [each for each in row["differ"] if not each["tie"]]
