@@ -111,14 +111,27 @@ def measuring(
             spent += clock() - started
             yield min(1.0, max(spent / budget, sweeps / MOST_SWEEPS))
         sweeps += 1
-    return Measured(_curves(samples, workload.rows, now()), _refusal(samples, cost), sweeps, spent)
+    steady = _steady(samples)
+    return Measured(_curves(steady, workload.rows, now()), _refusal(steady, cost), sweeps, spent)
 
 
-def _enough(samples: Mapping[Item, Sequence[float]], sweep: float, left: float) -> bool:
-    """Whether the medians stand, or another sweep would take longer than there is time."""
+def _steady(samples: dict[Item, list[float]]) -> dict[Item, list[float]]:
+    """The samples without the first sweeps, where those took longer and the others did not: clocks rise, or
+    other work ends. All of them where too few are left to tell."""
     sweeps = max(map(len, samples.values()))
-    errors = map(_error_of, _counted(samples))
-    return sweeps >= MOST_SWEEPS or sweep > left or max(errors) <= STEADY
+    for first in range(sweeps - FEWEST_SWEEPS + 1):
+        rest = {item: each[first:] for item, each in samples.items()}
+        if not _shorter(_changes(rest)):
+            return rest
+    return samples
+
+
+def _enough(samples: dict[Item, list[float]], sweep: float, left: float) -> bool:
+    """Whether the medians stand, or another sweep would take longer than there is time."""
+    if max(map(len, samples.values())) >= MOST_SWEEPS or sweep > left:
+        return True
+    steady = _steady(samples)
+    return not _shorter(_changes(steady)) and max(map(_error_of, _counted(steady))) <= STEADY
 
 
 def spread_of(samples: Sequence[float]) -> float:
@@ -140,12 +153,11 @@ def _refusal(samples: Mapping[Item, Sequence[float]], warm: Mapping[Item, float]
 
     `warm` is what the items took before they were timed.
     """
-    counted = _counted(samples)
-    changes = [_change(each) for each in counted]
-    change, alike = median(changes), _ALIKE * len(changes)
-    if change > 1 + DRIFT and sum(each > 1 for each in changes) >= alike:
+    counted, changes = _counted(samples), _changes(samples)
+    change = median(changes)
+    if change > 1 + DRIFT and sum(each > 1 for each in changes) >= _ALIKE * len(changes):
         return _slower(change)
-    if change < 1 / (1 + DRIFT) and sum(each < 1 for each in changes) >= alike:
+    if _shorter(changes):
         return f"rounds took {1 - change:.0%} less at the end than at the beginning, as beside other work"
     spread = median(map(spread_of, counted))
     if max(median(map(_error_of, counted)), _error_of(_plain_round(samples))) > UNSURE:
@@ -167,6 +179,15 @@ def _counted(samples: Mapping[Item, Sequence[float]]) -> list[Sequence[float]]:
     """The samples of what takes a part worth mentioning of a round."""
     least = _LEAST_SHARE * median(_plain_round(samples))
     return [each for each in samples.values() if median(each) >= least]
+
+
+def _changes(samples: Mapping[Item, Sequence[float]]) -> list[float]:
+    return [_change(each) for each in _counted(samples)]
+
+
+def _shorter(changes: Sequence[float]) -> bool:
+    """Whether rounds of all kinds took less at the end."""
+    return median(changes) < 1 / (1 + DRIFT) and sum(each < 1 for each in changes) >= _ALIKE * len(changes)
 
 
 def _change(samples: Sequence[float]) -> float:

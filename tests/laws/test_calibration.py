@@ -128,9 +128,25 @@ def test_a_machine_that_slows_down_is_refused(factor: float, after: int) -> None
     assert "as on a hot machine" in measured(throttled, budget=8.0).refusal
 
 
-def test_a_machine_that_speeds_up_is_refused() -> None:
+def test_a_machine_that_speeds_up_too_late_is_refused() -> None:
     recovering = ScriptedMachine(lambda n, s: s * (2.0 if n < IN_THE_MIDDLE else 1.0))
-    assert "less at the end" in measured(recovering, budget=8.0).refusal
+    assert "less at the end" in measured(recovering, budget=6.0).refusal
+    faster_and_faster = ScriptedMachine(lambda n, s: s * 0.995**n)
+    assert "less at the end" in measured(faster_and_faster).refusal
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03])
+@pytest.mark.parametrize("sweeps", [1, 2, 3])
+@pytest.mark.parametrize("factor", [1.3, 3.0])
+def test_what_took_longer_at_the_beginning_alone_does_not_count(
+    factor: float, sweeps: int, noise: float
+) -> None:
+    """Clocks rise with work, and other work ends."""
+    rng, after = random.Random(1), (2 + sweeps) * len(PLAN.items)
+    rising = ScriptedMachine(lambda n, s: s * (factor if n < after else 1.0) * (1 + rng.uniform(0, noise)))
+    found = measured(rising, budget=100.0)
+    assert found.refusal == ""
+    check_costs(replace(found.curves, overhead=OVERHEAD, verify=_shifted(found.curves)), 2 * noise + 1e-9)
 
 
 @pytest.mark.parametrize("slower", [0.01, 1.0, 5.0, 50.0])
