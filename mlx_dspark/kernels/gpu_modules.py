@@ -17,6 +17,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear
 from mlx_dspark.kernels.attention import Attention, stock_attention
 from mlx_dspark.kernels.base import Source
 from mlx_dspark.kernels.framework.plan import QueryPlan, RowPlan
+from mlx_dspark.kernels.recast import recast
 from mlx_dspark.kernels.together import Siblings
 from mlx_dspark.kernels.traced import traceable, traced
 
@@ -113,14 +114,7 @@ def source_of(module: nn.Module) -> Source | None:
 
 def planned(module: nn.Module, plan: RowPlan) -> nn.Module:
     """A module with the arrays and the settings of `module`, whose product goes by the plan."""
-    form = _FORMS[type(module)]
-    made = form.__new__(form)
-    nn.Module.__init__(made)
-    for name, value in vars(module).items():
-        object.__setattr__(made, name, value)
-    dict.update(made, module)
-    object.__setattr__(made, "plan", plan)
-    return made
+    return recast(module, _FORMS[type(module)], plan=plan)
 
 
 def joined(model: nn.Module) -> None:

@@ -15,6 +15,8 @@ from weakref import ref
 import mlx.core as mx
 import mlx.nn as nn
 
+from mlx_dspark.kernels.recast import recast
+
 MOST_ROWS = 16
 """More are a prompt's, of ever other numbers: each would be traced anew."""
 
@@ -113,17 +115,10 @@ def traceable(module: nn.Module) -> bool:
 
 def traced(module: nn.Module) -> nn.Module:
     """A module with the parts of `module`, which is traceable, and the same results."""
-    form = _form(type(module))
-    made = form.__new__(form)
-    nn.Module.__init__(made)
-    for name, value in vars(module).items():
-        object.__setattr__(made, name, value)
-    dict.update(made, module)
     trace = Traced()
-    object.__setattr__(made, "traced", trace)
     for board in {id(part.plan.board): part.plan.board for part in map(module.__getitem__, PARTS)}.values():
         board.tell(trace.forget)
-    return made
+    return recast(module, _form(type(module)), traced=trace)
 
 
 @cache
