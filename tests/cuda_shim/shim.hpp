@@ -108,7 +108,8 @@ inline bool all(int first, int count, Wait wait) {
   return true;
 }
 
-inline void run_block(int threads) {
+// `ahead`: each warp runs as far as it can before the next begins; else all go step by step.
+inline void run_block(int threads, bool ahead) {
   lanes = std::vector<Lane>(threads);
   constexpr std::size_t STACK = 1 << 16;
   for (int i = 0; i < threads; i++) {
@@ -123,7 +124,7 @@ inline void run_block(int threads) {
   }
   for (bool moved = true; moved;) {
     moved = false;
-    for (int i = 0; i < threads; i++)
+    for (int i = 0; i < threads && !(ahead && moved && i % WARP == 0); i++)
       if (lanes[i].wait == Wait::NONE) {
         running = &lanes[i];
         swapcontext(&scheduler, &lanes[i].context);
@@ -164,7 +165,7 @@ inline const char* launch_one(void (*kernel)(), Dim block, Dim grid, int threads
   gridDim_ = grid;
   blockIdx_ = block;
   try {
-    run_block(threads);
+    run_block(threads, block.x % 2);
   } catch (const std::exception& error) {
     static std::string said;
     said = error.what();

@@ -203,10 +203,11 @@ def test_a_change_for_the_worse_is_noticed(change: tuple[str, str], tmp_path: Pa
 
 @pytest.mark.parametrize("change", HELD.values(), ids=HELD.keys())
 def test_a_change_for_the_worse_of_what_is_held_is_noticed(change: tuple[str, str], tmp_path: Path) -> None:
-    kernels = CpuKernels(tmp_path, change)
+    found = np.inf
     with suppress(AssertionError):
         launch = Geometry(1, 3, 3, 2, 1, hold=True)
-        assert errors(kernels, MatrixShape(100, 704, 4, 64, mx.float16), 11, launch) > 1
+        found = errors(CpuKernels(tmp_path, change), MatrixShape(100, 704, 4, 64, mx.float16), 11, launch)
+    assert found > 1
 
 
 def test_what_is_compiled_is_named_by_its_text() -> None:
