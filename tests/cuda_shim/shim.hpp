@@ -1,6 +1,7 @@
 // What the kernels use of CUDA, for a CPU. A block runs as one coroutine a thread, in turns: a thread runs until
 // it meets the others (a shuffle, a product of fragments, __syncthreads) and goes on when all of its warp, or of
-// the block, are there. Blocks run one after another.
+// the block, are there. Blocks run one after another; of every second
+// one, each warp runs as far as it can before the next begins.
 #pragma once
 #include <ucontext.h>
 
