@@ -41,7 +41,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from benchmarks.argument_types import at_least
 from benchmarks.scripted_drafter import ScriptedDrafter
-from benchmarks.shapes import target_of_shape
+from benchmarks.shapes import model_of_shape
 from benchmarks.sides import Sides, placed
 from mlx_dspark.bench.cases import CONTENTS, shipped_prompts
 from mlx_dspark.bench.gap import logit_gap
@@ -121,9 +121,8 @@ def tell(*words: object) -> None:
 def shaped(run: Run, bits: int) -> tuple[DenseTarget, Sides]:
     """Qwen3-8B's shape with its kernels placed."""
     tiny, wanted = run.options.tiny, Wanted(wide_gemm=run.options.wide_gemm)
-    return placed(
-        lambda: target_of_shape("qwen3-8b", bits=bits, slim=tiny, **(TINY if tiny else {})), wanted, tell
-    )
+    model, config = model_of_shape("qwen3-8b", bits=bits, slim=tiny, **(TINY if tiny else {}))
+    return placed(model, config, wanted, tell)
 
 
 def ratio(one: float | None, other: float | None) -> float | None:
@@ -176,7 +175,9 @@ def _forward(run: Run, bits: int) -> None:
         for name in calls if turn % 2 else reversed(calls):
             take, call = calls[name]
             take()
-            call(tokens := mx.ones((1, width), mx.int32))
+            tokens = mx.ones((1, width), mx.int32)
+            for _ in range(REPEATS):
+                call(tokens)
             times[name].setdefault(width, []).extend(_ms(call, tokens) for _ in range(REPEATS))
         _summary(row, times)
         if turn == 0:

@@ -113,7 +113,14 @@ SLICE_LAYERS = 8
 
 
 def target_of_shape(name: str, *, bits: int, slim: bool = False, **changes: Any) -> DenseTarget:
-    """A bfloat16 target of this shape with random weights in `bits` bits.
+    """As `model_of_shape`, as a target."""
+    return target_of(*model_of_shape(name, bits=bits, slim=slim, **changes))
+
+
+def model_of_shape(
+    name: str, *, bits: int, slim: bool = False, **changes: Any
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A bfloat16 model of this shape with random weights in `bits` bits, and its config.
 
     `slim` is for trying a script anywhere: a few narrow layers in float32, whose times say nothing. `changes`
     are made to the config last.
@@ -132,4 +139,4 @@ def target_of_shape(name: str, *, bits: int, slim: bool = False, **changes: Any)
     for part in (*model.layers, model):  # type: ignore[misc]
         mx.eval(part.parameters())
         mx.clear_cache()
-    return target_of(model, config)
+    return model, config

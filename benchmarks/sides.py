@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
@@ -10,6 +11,7 @@ from mlx.utils import tree_unflatten
 from mlx_dspark.foundation.paths import default_cache_dir
 from mlx_dspark.kernels.framework.offer import Offer, Wanted
 from mlx_dspark.targets.dense.target import DenseTarget
+from mlx_dspark.targets.load import target_of
 
 
 class Sides:
@@ -38,10 +40,10 @@ class Sides:
 
 
 def placed(
-    make: Callable[[], DenseTarget], wanted: Wanted, tell: Callable[[str], object]
+    model: nn.Module, config: dict[str, Any], wanted: Wanted, tell: Callable[[str], object]
 ) -> tuple[DenseTarget, Sides]:
-    """A target with kernels and attention put in as `targets.load.load_target` does it, told as it goes."""
-    target = make()
+    """A target of the model with kernels and attention put in as `targets.load.load_target` does it, told as
+    it goes."""
     told: set[str] = set()
 
     def telling(words: str, part: float) -> None:
@@ -51,7 +53,8 @@ def placed(
             tell(line)
 
     offer = Offer(wanted, default_cache_dir(), telling)
-    sides = Sides(target.model, offer.place)
+    sides = Sides(model, offer.place)
+    target = target_of(model, config)
     target.kernels = offer.live
     if offer.wants_shapes:
         attention = offer.attention(target.attended(), target.spec.context)

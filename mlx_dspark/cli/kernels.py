@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 FAULTY = 2
 """The exit code where a checked case is at fault."""
 TIMES = "us: microseconds of a launch on the device alone, as in a long graph"
-USED = ("model", "trust_remote_code", "memory_guard", "cpu_weights", "small_m", "multirow_attn", "wide_gemm")
+USED = (
+    *("model", "trust_remote_code", "memory_guard", "cpu_weights"),
+    *("small_m", "multirow_attn", "wide_gemm", "replay"),
+)
 """The knobs of loading that this command has a use for."""
 UNUSED = tuple(knob.name for knob in LoadSettings.knobs() if knob.name not in USED)
 

@@ -20,6 +20,7 @@ from mlx_dspark.kernels.framework.store import VerdictStore, machine_here
 from mlx_dspark.kernels.framework.trial import Job, made, tried
 from mlx_dspark.kernels.framework.verdict import Verdict
 from mlx_dspark.session.pair import load_parts
+from mlx_dspark.targets.dense.replay import MOST_WIDTH
 from mlx_dspark.targets.dense.target import DenseTarget
 
 FAULTS = ("wrong", "stalled", "failed", "untried")
@@ -99,7 +100,9 @@ def _remarks(target: DenseTarget) -> list[str]:
         return []
     from mlx_dspark.kernels.framework.standing import remarks_on
 
-    return remarks_on(target.attended())
+    why = target.why_not_replayed()
+    forwards = f"not replayed: {why}" if why else "compiled once and replayed"
+    return [*remarks_on(target.attended()), f"forwards of up to {MOST_WIDTH} tokens: {forwards}"]
 
 
 class _Check:

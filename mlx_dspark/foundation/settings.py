@@ -202,6 +202,13 @@ class LoadSettings(Settings):
             unset="where that was proven on this machine",
         ),
     ] = None
+    replay: Annotated[
+        bool,
+        About(
+            Switch(),
+            "Compile forwards of few tokens on CUDA and replay them; off, go through the model's code.",
+        ),
+    ] = True
 
 
 @dataclass(frozen=True)

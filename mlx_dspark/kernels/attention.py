@@ -59,6 +59,24 @@ def stock_attention(
     return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask, sinks=sinks)
 
 
+def attends_buffers(queries: mx.array, keys: mx.array, sinks: Any) -> bool:
+    """Whether `buffer_attention` of these is a kernel here."""
+    return mx.cuda.is_available() and takes(queries, keys, "causal", sinks)
+
+
+def buffer_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, sinks: Any, lengths: mx.array
+) -> mx.array:
+    """Causal attention over buffers `[rows, kv_heads, size, head_dim]` of which row `r` has filled the first
+    `lengths[r]` positions (int32), the last of them those of its queries. Nothing else of them counts."""
+    if attends_buffers(queries, keys, sinks):
+        return attend(queries, keys, values, scale, "causal", sinks, lengths=lengths)
+    width = queries.shape[2]
+    last = lengths[:, None] - width + mx.arange(width)
+    seen = mx.arange(keys.shape[2]) <= last[:, None, :, None]
+    return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=seen, sinks=sinks)
+
+
 def causal_mask(width: int, length: int) -> mx.array:
     """`[width, length]`: which of `length` keys each of the last `width` positions sees. Layers share one."""
     return _causal_mask(width, length, get_ident())

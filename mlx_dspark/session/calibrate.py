@@ -117,7 +117,7 @@ def pair_facts(
         },
         sources=[(each.name, each.max_draft, each.own_length) for each in timed(drafter).sources],
         states=(*target.state_kinds, f"rows as {target.layout.value}"),
-        kernels=kernel_set(target.report, target.kernels),
+        kernels=[*kernel_set(target.report, target.kernels), *(["replayed"] if target.replayed else [])],
     )
 
 

@@ -105,6 +105,7 @@ def load_draft_model(
             checkpoint,
             cpu_weights=STOCK if ranks > 1 and computes_on_cpu() else settings.cpu_weights,
             kernels=wanted_kernels(settings, ranks),
+            replay=settings.replay and ranks == 1,
             cache_dir=cache_dir,
             progress=progress,
         )

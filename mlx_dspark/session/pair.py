@@ -342,6 +342,7 @@ def _complete(settings: LoadSettings, read: _Read, report: Progress, link: Link 
         kernels=wanted_kernels(settings),
         kv_bits=settings.kv_bits,
         ranks=1 if link is None else link.size,
+        replay=settings.replay,
         cache_dir=cache_dir,
         progress=report,
     )

@@ -26,14 +26,18 @@ class GrowingRow:
     def write(self, at: int, new: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
         """Write `[1, kv_heads, width, n]` from position `at` on; return everything up to the last of them."""
         end = at + new[0].shape[2]
-        if not self.buffers:
+        if self.buffers:
+            self.reserve(at, end)
+        else:
             self.buffers = tuple(_grown(None, each, 0, end) for each in new)
-        elif end > self.buffers[0].shape[2]:
-            pairs = zip(self.buffers, new, strict=True)
-            self.buffers = tuple(_grown(old, each, at, end) for old, each in pairs)
         for buffer, each in zip(self.buffers, new, strict=True):
             buffer[..., at:end, :] = each
         return self.read(end)
+
+    def reserve(self, filled: int, end: int) -> None:
+        """Have room for `end` positions, of which the first `filled` stay; a row that is empty has none."""
+        if self.buffers and end > self.buffers[0].shape[2]:
+            self.buffers = tuple(_grown(old, old, filled, end) for old in self.buffers)
 
     def read(self, end: int) -> tuple[mx.array, ...]:
         """The positions before `end`."""
@@ -140,6 +144,18 @@ class KVState:
         buffers = list(self._rows[row].buffers)
         buffers[which] = buffer
         self._rows[row].buffers = tuple(buffers)
+
+    def room(self) -> tuple[mx.array, ...]:
+        """Keys and values of one row, with room for the newest transaction; nothing where it is empty or
+        rows lie apart."""
+        if len(self._rows) != 1 or self._span is None:
+            return ()
+        self._rows[0].reserve(self._span.base[0], self._span.end)
+        return self._rows[0].buffers
+
+    def fill(self, keys: mx.array, values: mx.array) -> None:
+        """Take what `room` gave with the newest transaction written into it."""
+        self._rows[0].buffers = (keys, values)
 
     def base(self, row: int) -> int:
         """The first position that the newest transaction writes of this row."""

@@ -81,6 +81,14 @@ class RectangleKV:
         seen = keys <= positions
         return seen if window_size is None else seen & (positions < keys + window_size)
 
+    def room(self) -> tuple[mx.array, ...]:
+        """Keys and values of all rows, with room for the newest transaction; nothing where all are empty."""
+        return tuple(self.arrays())
+
+    def fill(self, keys: mx.array, values: mx.array) -> None:
+        """Take what `room` gave with the newest transaction written into it."""
+        self._keys, self._values = keys, values
+
     # rows ----------------------------------------------------------------------------------------
 
     def join(self, other: RectangleKV) -> None:

@@ -78,9 +78,11 @@ class RowStates:
     ) -> None:
         self.layers = list(layers)
         self._forms = forms
-        self._groups = [None] * len(self.layers) if groups is None else list(groups)
+        self.groups = [None] * len(self.layers) if groups is None else list(groups)
         self.depth = [0] * n
         self.most_open = MOST_OPEN
+        self.newest: Span | None = None
+        """What the newest transaction writes; of use while that is open."""
         self._open: deque[Transaction] = deque()
         self._settled = False
 
@@ -99,10 +101,7 @@ class RowStates:
 
     def arranged(self, layers: Sequence[Any]) -> list[Any]:
         """What stands for each layer, as the list of caches that mlx-lm model code expects."""
-        rest = iter(layers)
-        return [
-            next(rest) if size is None else tuple(next(rest) for _ in range(size)) for size in self._groups
-        ]
+        return arranged(layers, self.groups)
 
     def begin(self, width: int) -> Transaction:
         """Open a transaction of `width` positions per row; at most `most_open` may be open."""
@@ -114,6 +113,7 @@ class RowStates:
         span = Span([depth + ahead for depth in self.depth] if ahead else self.depth, width)
         for layer in self.layers:
             layer.begin(span)
+        self.newest = span
         transaction = Transaction(self, width)
         self._open.append(transaction)
         return transaction
@@ -227,6 +227,12 @@ class RowStates:
     def arrays(self) -> list[mx.array]:
         """Every array held, for evaluation."""
         return [array for layer in self.layers for array in layer.arrays()]
+
+
+def arranged(layers: Sequence[Any], groups: Sequence[int | None]) -> list[Any]:
+    """Layers as mlx-lm's list of caches, with `groups` as in `RowStates`."""
+    rest = iter(layers)
+    return [next(rest) if size is None else tuple(next(rest) for _ in range(size)) for size in groups]
 
 
 def replaced(old: Sequence[Any], places: Sequence[int], new: Sequence[Any]) -> list[Any]:

@@ -40,6 +40,7 @@ def load_target(
     kernels: Wanted | None = None,
     kv_bits: int | None = None,
     ranks: int = 1,
+    replay: bool = True,
     cache_dir: Path,
     progress: Progress = silent,
 ) -> DenseTarget:
@@ -48,8 +49,9 @@ def load_target(
 
     The checkpoint's model is changed in place and can no longer be exported. `cpu_weights` pins the layout on
     the CPU back end, `kernels` says which are wanted on a GPU; `kv_bits` holds growing keys and values in so
-    many. A model of which `ranks` processes hold a part each keeps MLX's own layout and kernels. Raises
-    UnsupportedModel, or UsageError for a layout or a kernel that cannot be had here.
+    many; `replay` off, its code is gone through in every forward. A model of which `ranks` processes hold a
+    part each keeps MLX's own layout and kernels, and is not replayed. Raises UnsupportedModel, or UsageError
+    for a layout or a kernel that cannot be had here.
     """
     refuse_untracked_states(checkpoint.model, checkpoint.config, kv_bits=kv_bits)
     report = install_cpu_weights(
@@ -77,6 +79,11 @@ def load_target(
         attention = offer.attention(target.attended(), target.spec.context)
         if attention is not None:
             target.attend_by(attention)
+    if not replay or ranks > 1:
+        target.replays = None
+    elif target.replays is not None:
+        progress(LoadProgress("compiling the model's forward"))
+        target.why_not_replayed()
     return target
 
 

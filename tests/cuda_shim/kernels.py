@@ -18,7 +18,7 @@ from tests.cuda_shim.compiling import HERE, NAMES, compiled_text
 
 _LANES = source_text("cuda_common", "lanes.cuh")
 """The instructions of a device, which lanes.hpp has for the CPU."""
-_TYPES = {**NAMES, mx.uint32: "uint32_t", mx.float32: "float", mx.bool_: "bool"}
+_TYPES = {**NAMES, mx.uint32: "uint32_t", mx.int32: "int32_t", mx.float32: "float", mx.bool_: "bool"}
 _COUNTED = ("weights", "weights_1", "weights_2", "k", "v")
 _LIBRARIES: dict[str, ctypes.CDLL] = {}
 _ABOUT = {"shape": "const Shape", "strides": "const Strides", "ndim": "const int"}

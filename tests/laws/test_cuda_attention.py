@@ -154,6 +154,32 @@ def test_geometries_of_the_plan_are_right(dim: int, tmp_path: Path) -> None:
         assert fault(kernels, call, shape) < 1
 
 
+@pytest.mark.parametrize("call", [each for each in KINDS if each.mask == 1], ids=str)
+@pytest.mark.parametrize("sizes", [(40, 17, 9), (300, 300, 9), (700, 161, 640)], ids=str)
+def test_rows_of_buffers_see_their_own_lengths_and_read_no_more(
+    call: Call, sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    """What lies behind is no number, and a block may have nothing to do."""
+    kernels, (size, *lengths) = CpuKernels(tmp_path), sizes
+    rng = np.random.default_rng(size)
+
+    def drawn(*shape: int) -> NDArray[Any]:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    keys, values = (drawn(2, 2, size, call.dim) for _ in range(2))
+    for row, length in enumerate(lengths):
+        keys[row, :, length:] = values[row, :, length:] = np.nan
+    arrays = drawn(2, 6, 3, call.dim), keys, values, drawn(6)
+    q, k, v, s = (mx.array(each).astype(call.dtype) for each in arrays)
+    how: tuple[Any, ...] = call.dim**-0.5, "causal", s if call.sinks else None, call.geometry, kernels
+    got = attend(q, k, v, *how, lengths=mx.array(lengths, mx.int32))
+    assert kernels.pieces == sum(lengths) * 2 * 2 * call.dim // 8
+    for row, length in enumerate(lengths):
+        one = slice(row, row + 1)
+        alone = attend(q[one], k[one, :, :length], v[one, :, :length], *how)
+        assert mx.all(mx.abs(got[one] - alone) < ROUNDING[call.dtype]).item(), length
+
+
 @pytest.mark.parametrize("call", [KINDS[0], KINDS[4]], ids=str)
 def test_keys_may_lie_anyhow(call: Call, tmp_path: Path) -> None:
     """Dims apart, keys that are no multiple of 16 bytes apart, and one head's first number at none."""
@@ -176,6 +202,7 @@ def test_keys_may_lie_anyhow(call: Call, tmp_path: Path) -> None:
 
 
 CHANGES = {
+    "takes another row's length": ("min(lengths[row],", "min(lengths[0] - row - 1,"),
     "sees one key more": ("length - width + place :", "length - width + place + 1 :"),
     "starts one tile late": ("const int tile = begin + team;", "const int tile = begin + team + 1;"),
     "stops one tile early": ("begin < to; begin += step", "begin + TEAMS < to; begin += step"),

@@ -1,14 +1,20 @@
-  // q [rows, heads, width, D], k and v [rows, kv_heads, length, D] of T, by their strides; mask [rows, heads, width,
-  // length]. Query n of a group of heads is that of head n / width at place n % width of the round.
+  // q [rows, heads, width, D], k and v [rows, kv_heads, size, D] of T, by their strides; mask [rows, heads, width,
+  // size]; under a causal mask lengths [rows], how many of the keys there are, the last of them those of the queries.
+  // Query n of a group of heads is that of head n / width at place n % width of the round.
   using namespace few_queries;
   constexpr float LOG2E = 1.4426950408889634f;
   constexpr int MINE = 2 * TILES, OCTETS = MINE * 2 * (D / 64), WARPS = SIDES * TEAMS;
   const float NEVER = __int_as_float(0xff800000);
   const int lane = threadIdx.x & 31, g = lane >> 2, c = lane & 3;
   const int warp = threadIdx.x >> 5, side = warp % SIDES, team = warp / SIDES;
-  const int heads = q_shape[1], width = q_shape[2], kv_heads = k_shape[1], length = k_shape[2];
+  const int heads = q_shape[1], width = q_shape[2], kv_heads = k_shape[1];
   const int group = heads / kv_heads, queries = group * width;
   const int kv = blockIdx.z % kv_heads, row = blockIdx.z / kv_heads, first = (blockIdx.y * SIDES + side) * TILES * TILE;
+#if MASK == 1
+  const int length = min(lengths[row], k_shape[2]);
+#else
+  const int length = k_shape[2];
+#endif
   const int split = blockIdx.x, splits = gridDim.x, tiles = (length + TILE - 1) / TILE;
   // Tiles of this block: one range of them, or every so many of all, so that blocks read side by side.
   const int from = IN_TURN ? split * TEAMS : int((long long)split * tiles / splits);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
+from threading import get_ident
 from typing import Any
 
 import mlx.core as mx
@@ -40,11 +41,13 @@ def attend(
     sinks: mx.array | None,
     geometry: Geometry | None = None,
     factory: Factory | None = None,
+    lengths: mx.array | None = None,
 ) -> mx.array:
     """`[rows, heads, width, head_dim]` over keys and values `[rows, kv_heads, length, head_dim]`, in the
     queries' dtype. `mask` is None, "causal" (the queries are the last positions) or booleans that broadcast
     to `[rows, heads, width, length]`; `sinks` `[heads]` join the softmax of their head. `geometry` is the
-    plan's where none is given.
+    plan's where none is given. With "causal", `lengths`, int32 `[rows]`, may say that row `r` has only the
+    first `lengths[r]` of the keys, at least `width`.
 
     A query that sees nothing gets zeros. Queries of one group of heads read each key and value once for every
     `geometry.queries` of them.
@@ -53,6 +56,8 @@ def attend(
     form = (queries.dtype, kind, sinks is not None)
     first, *second = _launches(queries.shape, keys.shape, form, geometry, factory)
     inputs = [queries, keys, values, _scale(scale)]
+    if kind == 1:
+        inputs.append(_lengths(queries.shape[0], keys.shape[2], get_ident()) if lengths is None else lengths)
     if kind == 2:
         inputs.append(mx.broadcast_to(mask, (*queries.shape[:3], keys.shape[2])))
     if sinks is not None:
@@ -109,7 +114,7 @@ def _kernel(dim: int, form: Form, split: bool, geometry: Geometry, factory: Fact
     kind = HALVES[dtype]
     defines = f"#define MASK {mask}\n#define SINKS {int(sinks)}\n#define SPLIT {int(split)}\n"
     inputs = {"q": kind, "k": kind, "v": kind, "scale": "float"}
-    inputs |= ({"mask": "bool"} if mask == 2 else {}) | ({"sinks": kind} if sinks else {})
+    inputs |= [{}, {"lengths": "int32_t"}, {"mask": "bool"}][mask] | ({"sinks": kind} if sinks else {})
     laid = geometry._asdict()
     del laid["resident"]
     sizes = constants(D=dim, **{name.upper(): value for name, value in laid.items()})
@@ -140,6 +145,12 @@ def _scale(scale: float) -> mx.array:
     made = mx.array([scale], mx.float32)
     mx.eval(made)
     return made
+
+
+@lru_cache(maxsize=8)
+def _lengths(rows: int, length: int, thread: int) -> mx.array:
+    del thread
+    return mx.array([length] * rows, mx.int32)
 
 
 @cache

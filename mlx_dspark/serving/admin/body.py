@@ -23,6 +23,7 @@ KEPT = (
     "small_m",
     "multirow_attn",
     "wide_gemm",
+    "replay",
     "trust_remote_code",
 )
 """What a load that does not name it has as the server was started; everything else as it is declared."""

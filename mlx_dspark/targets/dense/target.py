@@ -25,6 +25,7 @@ from mlx_dspark.state.layout import Layout, layout_here
 from mlx_dspark.state.quantized import GROUP, QuantizedKVState
 from mlx_dspark.state.rows import RowStates
 from mlx_dspark.targets.dense.parts import find_parts
+from mlx_dspark.targets.dense.replay import Replays
 from mlx_dspark.targets.dense.together import rows_run_together
 from mlx_dspark.targets.states import StatePlan
 from mlx_dspark.targets.taps import tap_layers
@@ -36,7 +37,7 @@ class DenseTarget:
     The model's own forward computes everything. Where its vocabulary head is a separate last step (checked at
     construction on real numbers), only the positions asked for go through it. `weights` reports how the CPU
     back end holds them, `kernels` which of ours it runs on, when some were offered; `layout` is how its rows
-    lie, by default as MLX's default device wants it.
+    lie, by default as MLX's default device wants it; `replays` has its recorded forwards, where it records.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class DenseTarget:
         self.kernels: LiveKernels | None = None
         self.layout = layout if layout is not None else layout_here()
         self._attention = stock_attention if spec.lazy else cpu_attention()
+        self.replays = Replays(model) if spec.lazy and mx.cuda.is_available() else None
         self._plan = plan
         self._together: dict[bool, bool] = {}
         plan.place(model)
@@ -101,6 +103,10 @@ class DenseTarget:
         logits: Logits | mx.array = Logits.ALL,
     ) -> Forward:
         """As the protocol says. Where the model's code does not take several rows, they run one by one."""
+        if self.replays is not None:
+            made = self.replays.forward(self._run, self._new_row, tokens, rows, taps, logits)
+            if made is not None:
+                return made
         if len(rows) == 1 or rows.padded or self._run_together(rectangle=False):
             return self._run(tokens, rows.cache, taps, logits)
         outs = [
@@ -113,6 +119,21 @@ class DenseTarget:
             for row, cache in enumerate(self._caches_alone(rows))
         ]
         return Forward(_joined([out.logits for out in outs]), _joined([out.features for out in outs]))
+
+    @property
+    def replayed(self) -> bool:
+        return not self.why_not_replayed()
+
+    def why_not_replayed(self) -> str:
+        """Why its forwards of few tokens go through the model's code each time; empty where they are
+        replayed. What this asks for is compiled when it is first asked."""
+        if self.replays is None:
+            return "it is switched off, or not for this device"
+        self.replays.work(self._run, self._new_row)
+        return self.replays.why_not
+
+    def _new_row(self) -> RowStates:
+        return self._plan.new_rows(1, self._attention)
 
     def _run(
         self, tokens: mx.array, cache: list[Any], taps: tuple[int, ...], logits: Logits | mx.array
