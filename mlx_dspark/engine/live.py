@@ -263,7 +263,8 @@ class LiveRowCaps:
         whole = not (report.drafted and self.thresholds(report.rows).get(report.source))
         seconds = self._shared.times.charge(report, warm=warm and whole)
         if report.certain == 1:
-            self._shared.stood_by(report, seconds, report.committed, {report.source})
+            usual = self._shared.times.usual(report)
+            self._shared.stood_by(report, usual, report.committed, {report.source})
         for source in self._sources.values():
             source.observe(report, seconds, warm)
 
@@ -382,9 +383,9 @@ class LiveCaps:
             self.membership += 1
             self._settled = 0
         warm = self._warm and self._settled >= self.SETTLED
-        seconds = self.times.charge(self._round, warm=warm)
+        self.times.charge(self._round, warm=warm)
         if warm:
-            self.stood_by(self._round, seconds, self._committed, self._drafters)
+            self.stood_by(self._round, self.times.usual(self._round), self._committed, self._drafters)
 
     def stood_by(self, report: RoundReport, seconds: float, committed: int, drafters: set[str]) -> None:
         """A round of all rows, in which these drafted; "" where a row had no draft."""

@@ -105,6 +105,7 @@ class RoundTimes:
         self._expectations: dict[tuple[int, int, str, int], float | None] = {}
         self._landed_at = 0.0
         self._charged = 0.0
+        self._overlapped = False
         self.version = 0
         self.spread = 0.04
 
@@ -114,7 +115,7 @@ class RoundTimes:
         if report.landed_at == self._landed_at:
             return self._charged
         self._charged = report.landed_at - max(report.launched_at, self._landed_at)
-        overlapped = report.launched_at < self._landed_at
+        self._overlapped = overlapped = report.launched_at < self._landed_at
         self._landed_at = report.landed_at
         if report.certain == 1:
             self.version += 1
@@ -124,6 +125,19 @@ class RoundTimes:
             if warm and report.waited <= self.MOST_WAITED * self._charged:
                 self._note(report, known, overlapped)
         return self._charged
+
+    def usual(self, report: RoundReport) -> float:
+        """What rounds like the one charged last usually take: its own seconds where few are known. A machine
+        that does other work now and then makes the mean of rounds longer than their median, by which they are
+        compared."""
+        source, overlapped = report.source if report.width > 1 else "", self._overlapped
+        samples = self._of(report.rows).by_width.get(source, {}).get(report.width)
+        if samples is None:
+            return self._charged
+        known = samples.overlapped if overlapped and report.width == 1 else samples.apart
+        if len(known) < self.TRUSTED:
+            return self._charged
+        return median(known) * (self._expected(report.rows, report.width, source, report.depth) or 1.0)
 
     def _of(self, rows: int) -> _Known:
         known = self._known.get(rows)

@@ -379,6 +379,26 @@ def test_a_batch_waits_for_drafts_that_are_worth_it(rows: int) -> None:
     assert seconds < 0.6 * plain
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize(("held_back", "left_alone"), [(1.0, False), (1.5, True)])
+def test_what_other_work_adds_to_a_round_is_not_the_price_of_waiting_for_drafts(
+    rows: int, held_back: float, left_alone: bool
+) -> None:
+    """One round in six takes four times as long, held back or not."""
+    policy, rng, clock, over = LiveCaps([SPORADIC], choose=True), random.Random(rows), 0.0, 0
+    batch = [policy.row() for _ in range(rows)]
+    for turn in range(600):
+        held = turn % 4 != 0
+        seconds = (held_back if held else 1.0) * (4 if rng.random() < 1 / 6 else 1)
+        launched = clock if held else clock - 0.5
+        clock += seconds
+        report = RoundReport(launched, clock, rows, 1, 1, 3, 0, 0, 1, 9, held_back=held)
+        for row in batch:
+            row.observe(report)
+        over += policy.standby.over(rows)
+    assert (over > 0) == left_alone
+
+
 @pytest.mark.parametrize("rows", [2, 8])
 @pytest.mark.parametrize("tokens", [200, 400, 1500])
 def test_what_a_batch_spends_on_probes_stays_within_its_share(rows: int, tokens: int) -> None:
