@@ -4,16 +4,17 @@
     python benchmarks/batching.py --rows 1 4 --new 48 --turns 1
     python benchmarks/batching.py --model FOLDER --json out.json
 
-Every arm answers the same requests with so many rows at most; requests wait until a row is free. The arms
-take turns, --turns times after --warm-up turns that do not count, and as many more as it takes until what
-rounds of so many rows cost has been measured between them, as in a session. A rate is that of all rows
+Every arm answers --requests times as many requests as it has rows; requests wait until a row is free. The
+arms take turns, --turns times after --warm-up turns that do not count, and as many more as it takes until
+what rounds of so many rows cost has been measured between them, as in a session. A rate is that of all rows
 together, decoding only: tokens committed by rounds of so many rows that read no prompt, over the time of
 these rounds. Rounds of fewer rows, while the last requests end, do not count: rows that draft end one after
 the other, plain ones of the same length at once.
 Speculation in a batch is compared, turn by turn, with the better of the plain batch and the same speculation
 one row at a time; a ratio is the median over the turns, and "of turns" the lowest and highest quarter. "by
 rounds" is the ratio with every round at the median time of its kind (benchmarks/by_rounds.py), and the JSON
-tells how many rounds of each kind an arm made, and what they took.
+tells how many rounds of each kind an arm made, and what they took. "plain again" is what a second plain arm
+makes of the first, turn by turn: what no arm's doing is, but the machine's.
 "differ" counts answers whose ids are not those of the plain arm of one row, which ties explain: a width
 rounds in its own way.
 """
@@ -52,7 +53,7 @@ CONTENTS = {
 }
 MAX_WAIT = 600.0
 MOST_TURNS = 8
-PLAIN = "baseline"
+PLAIN, AGAIN = "baseline", "plain again"
 
 
 @dataclass
@@ -63,7 +64,8 @@ class Rate:
     seconds: float = 0.0
     drafted: int = 0
     accepted: int = 0
-    ids: list[list[int]] = field(default_factory=list)
+    answers: list[tuple[tuple[int, ...], list[int]]] = field(default_factory=list)
+    """Prompts and what was said to them."""
     rounds: list[Round] = field(default_factory=list)
 
     @property
@@ -77,7 +79,13 @@ class Arm:
 
     engine: Scheduler
     rows: int
+    requests: int
     rates: list[Rate] = field(default_factory=list)
+
+    @property
+    def by_prompt(self) -> dict[tuple[int, ...], list[int]]:
+        """The answers of the last turn."""
+        return dict(self.rates[-1].answers)
 
     def by_rounds(self, known: dict[Kind, float]) -> float:
         return rate_by_rounds((rate.rounds, known) for rate in self.rates)
@@ -91,9 +99,10 @@ class Arm:
         return [a.per_second / b.per_second for a, b in zip(self.rates, other.rates, strict=True)]
 
     def run(self, requests: list[GenerateRequest]) -> None:
+        requests = requests[: max(len({request.prompt for request in requests}), self.requests)]
         streams = [self.engine.submit(request) for request in requests]
         rate, decoding, reading = Rate(), [], []
-        for stream in streams:
+        for request, stream in zip(requests, streams, strict=True):
             ids: list[int] = []
             while not self._ended(event := stream.next(MAX_WAIT)):
                 if isinstance(event, Committed):
@@ -103,7 +112,7 @@ class Arm:
                     (decoding if isinstance(event, Committed) and report.certain == 1 else reading).append(
                         report
                     )
-            rate.ids.append(ids)
+            rate.answers.append((request.prompt, ids))
         rate.rounds = [each for each in _rounds(decoding, reading) if each.kind[0] == self.rows]
         if not rate.rounds:
             raise UsageError(
@@ -182,10 +191,10 @@ class Drafting:
         parts = load_parts(LoadSettings.of(asked))
         return cls(calibrated(parts, Insist.ONCE) if parts.facts is not None else parts)
 
-    def arm(self, rows: int) -> Arm:
+    def arm(self, rows: int, requests: int) -> Arm:
         engine = replace(self.parts, max_batch=rows).session().engine
         assert isinstance(engine, Scheduler)
-        return Arm(engine, rows)
+        return Arm(engine, rows, requests)
 
 
 def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dict[str, dict[str, Any]]:
@@ -193,22 +202,20 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
     one = arms[PLAIN, 1]
     table = {}
     known = usual(each for arm in arms.values() for rate in arm.rates for each in rate.rounds)
+    alone = one.by_prompt
     print(f"\n{content}")
     heads = ("drafts", "rows", "plain", "x one", "drafting", "x better", "of turns", "by rounds")
-    heads += ("accepted", "differ")
+    heads += ("plain again", "accepted", "differ")
     print(("{:>12}" * len(heads)).format(*heads))
     for (mode, n), arm in arms.items():
-        if mode == PLAIN:
+        if mode in (PLAIN, AGAIN):
             continue
         plain = arms[PLAIN, n]
         over = arm.over(max(plain, arms[mode, 1], key=lambda arm: arm.usual))
         better = max(each.by_rounds(known) for each in (plain, arms[mode, 1]))
-        low, middle, high = quantiles(over, n=4) if len(over) > 1 else over * 3
-        differ = sum(
-            ids != same
-            for each in (plain, arm)
-            for ids, same in zip(each.rates[-1].ids, one.rates[-1].ids, strict=True)
-        )
+        low, middle, high = quartiles(over)
+        least, again, most = quartiles(arms[AGAIN, n].over(plain))
+        differ = sum(ids != alone[prompt] for each in (plain, arm) for prompt, ids in each.rates[-1].answers)
         accepted = sum(r.accepted for r in arm.rates) / max(sum(r.drafted for r in arm.rates), 1)
         table[f"{mode} {n}"] = {
             "plain": plain.usual,
@@ -216,6 +223,7 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
             "drafting": arm.usual,
             "over_better": middle,
             "over_better_by_rounds": arm.by_rounds(known) / better,
+            "plain_again": {"lowest_quarter": least, "median": again, "highest_quarter": most},
             "answers_that_differ": differ,
             "rounds": arm.kinds(),
             "plain_rounds": plain.kinds(),
@@ -223,9 +231,14 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
         print(
             f"{mode:>12}{n:>12}{plain.usual:>12.1f}{median(plain.over(one)):>12.2f}{arm.usual:>12.1f}"
             f"{middle:>12.3f}{f'{low:.2f}-{high:.2f}':>12}"
-            f"{arm.by_rounds(known) / better:>12.3f}{accepted:>12.2f}{differ:>12}"
+            f"{arm.by_rounds(known) / better:>12.3f}{f'{least:.2f}-{most:.2f}':>12}"
+            f"{accepted:>12.2f}{differ:>12}"
         )
     return table
+
+
+def quartiles(values: list[float]) -> list[float]:
+    return quantiles(values, n=4) if len(values) > 1 else values * 3
 
 
 def main() -> None:
@@ -234,7 +247,7 @@ def main() -> None:
     parser.add_argument("--drafter", help="for the modes that take one; without it, the shipped one")
     parser.add_argument("--modes", nargs="+", default=["lookup", "auto"])
     parser.add_argument("--rows", type=at_least(1), nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--requests", type=at_least(1), default=16)
+    parser.add_argument("--requests", type=at_least(1), default=2, help="for each row")
     parser.add_argument("--new", type=at_least(2), default=96)
     parser.add_argument("--turns", type=at_least(1), default=5)
     parser.add_argument("--warm-up", type=at_least(0), default=1)
@@ -242,10 +255,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     rows = sorted({1, *args.rows})
-    if args.requests < rows[-1]:
-        parser.error(
-            f"--requests {args.requests} never fill {rows[-1]} rows: give --requests {rows[-1]} or more"
-        )
     ways = {mode: Drafting.of(args.model, args.drafter, mode) for mode in (PLAIN, *args.modes)}
     print(ways[PLAIN].parts.weights)
     for mode, way in ways.items():
@@ -254,8 +263,10 @@ def main() -> None:
     result = {}
     for content in args.contents:
         prompts = [tuple(encode_prompt(ways[PLAIN].parts.tokenizer, text)) for text in CONTENTS[content]]
-        requests = [GenerateRequest(prompts[i % len(prompts)], args.new) for i in range(args.requests)]
-        arms = {(mode, n): way.arm(n) for n in rows for mode, way in ways.items()}
+        most = max(len(prompts), args.requests * rows[-1])
+        requests = [GenerateRequest(prompts[i % len(prompts)], args.new) for i in range(most)]
+        named = {**ways, AGAIN: ways[PLAIN]}
+        arms = {(mode, n): way.arm(n, args.requests * n) for n in rows for mode, way in named.items()}
         order = list(arms)
         for turn in range(args.warm_up + args.turns):
             for key in order if turn % 2 else reversed(order):

@@ -112,7 +112,8 @@ def measuring(
             yield min(1.0, max(spent / budget, sweeps / MOST_SWEEPS))
         sweeps += 1
     steady = _steady(samples)
-    return Measured(_curves(steady, workload.rows, now()), _refusal(steady, cost), sweeps, spent)
+    curves = _curves(_levelled(steady), workload.rows, now())
+    return Measured(curves, _refusal(steady, cost), sweeps, spent)
 
 
 def _steady(samples: dict[Item, list[float]]) -> dict[Item, list[float]]:
@@ -126,12 +127,26 @@ def _steady(samples: dict[Item, list[float]]) -> dict[Item, list[float]]:
     return samples
 
 
+def _levelled(samples: Mapping[Item, Sequence[float]]) -> dict[Item, list[float]]:
+    """The samples of a machine that is as fast in every sweep as in most: what makes all items of a sweep
+    longer says nothing of how they compare, which is what caps go by."""
+    middle = {item: median(each) for item, each in samples.items()}
+    counted = [item for item, each in samples.items() if middle[item] and _counts(each, samples)]
+    sweeps = range(max(map(len, samples.values())))
+    levels = [median(samples[item][sweep] / middle[item] for item in counted) for sweep in sweeps]
+    usual = median(levels)
+    return {
+        item: [seconds * usual / level for seconds, level in zip(each, levels, strict=True)]
+        for item, each in samples.items()
+    }
+
+
 def _enough(samples: dict[Item, list[float]], sweep: float, left: float) -> bool:
     """Whether the medians stand, or another sweep would take longer than there is time."""
     if max(map(len, samples.values())) >= MOST_SWEEPS or sweep > left:
         return True
     steady = _steady(samples)
-    return not _shorter(_changes(steady)) and max(map(_error_of, _counted(steady))) <= STEADY
+    return not _shorter(_changes(steady)) and max(map(_error_of, _counted(_levelled(steady)))) <= STEADY
 
 
 def spread_of(samples: Sequence[float]) -> float:
@@ -153,14 +168,15 @@ def _refusal(samples: Mapping[Item, Sequence[float]], warm: Mapping[Item, float]
 
     `warm` is what the items took before they were timed.
     """
-    counted, changes = _counted(samples), _changes(samples)
+    levelled, changes = _levelled(samples), _changes(samples)
+    counted = _counted(levelled)
     change = median(changes)
     if change > 1 + DRIFT and sum(each > 1 for each in changes) >= _ALIKE * len(changes):
         return _slower(change)
     if _shorter(changes):
         return f"rounds took {1 - change:.0%} less at the end than at the beginning, as beside other work"
     spread = median(map(spread_of, counted))
-    if max(median(map(_error_of, counted)), _error_of(_plain_round(samples))) > UNSURE:
+    if max(median(map(_error_of, counted)), _error_of(_plain_round(levelled))) > UNSURE:
         return f"the same round took {spread:.0%} more or less by turns, as beside other work"
     since = median(median(each) / warm[item] if warm[item] else 1.0 for item, each in samples.items())
     return _slower(since) if since > 1 + DRIFT else ""
@@ -177,8 +193,11 @@ def _plain_round(samples: Mapping[Item, Sequence[float]]) -> Sequence[float]:
 
 def _counted(samples: Mapping[Item, Sequence[float]]) -> list[Sequence[float]]:
     """The samples of what takes a part worth mentioning of a round."""
-    least = _LEAST_SHARE * median(_plain_round(samples))
-    return [each for each in samples.values() if median(each) >= least]
+    return [each for each in samples.values() if _counts(each, samples)]
+
+
+def _counts(each: Sequence[float], samples: Mapping[Item, Sequence[float]]) -> bool:
+    return median(each) >= _LEAST_SHARE * median(_plain_round(samples))
 
 
 def _changes(samples: Mapping[Item, Sequence[float]]) -> list[float]:

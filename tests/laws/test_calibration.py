@@ -135,6 +135,25 @@ def test_a_machine_that_speeds_up_too_late_is_refused() -> None:
     assert "less at the end" in measured(faster_and_faster).refusal
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_costs_compare_on_a_machine_that_is_slower_by_spells(seed: int) -> None:
+    """Half of the time everything takes twice as long, for some rounds of all kinds."""
+    rng, slow = random.Random(seed), [False]
+
+    def by_spells(n: int, seconds: float) -> float:
+        if rng.random() < 1 / (4 * len(PLAN.items)):
+            slow[0] = not slow[0]
+        return seconds * (2.0 if slow[0] else 1.0) * (1 + rng.uniform(0, 0.03))
+
+    curves = measured(ScriptedMachine(by_spells)).curves
+    found = {Item(each.width, each.depth): each.seconds + curves.overhead for each in curves.verify}
+    for source, points in curves.draft.items():
+        found |= {Item(each.cap, each.depth, source): each.seconds for each in points}
+    pace = found[Item(1, 128)] / cost_of(Item(1, 128))
+    for item, seconds in found.items():
+        assert seconds == pytest.approx(pace * cost_of(item), rel=0.04), item
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.03])
 @pytest.mark.parametrize("sweeps", [1, 2, 3])
 @pytest.mark.parametrize("factor", [1.3, 3.0])
