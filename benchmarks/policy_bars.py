@@ -143,10 +143,10 @@ class _Watched:
 
     def __init__(self, max_draft: str | None, block: int, curves: CostCurves | None) -> None:
         asked = "auto" if max_draft == "auto" else None
-        self._row = cap_policy(asked, [Source(SOURCE, block)], curves=curves).row()
+        row = self._row = cap_policy(asked, [Source(SOURCE, block)], curves=curves).row()
         self.seen: list[tuple[int, int]] = []
-        self.caps, self.parked, self.measuring = self._row.caps, self._row.parked, self._row.measuring
-        self.thresholds, self.outlook = self._row.thresholds, self._row.outlook
+        self.caps, self.parked, self.measuring = row.caps, row.parked, row.measuring
+        self.thresholds, self.outlook, self.settled = row.thresholds, row.outlook, row.settled
 
     def row(self) -> _Watched:
         return self

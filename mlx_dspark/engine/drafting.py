@@ -20,14 +20,20 @@ class Drafting:
 
     The methods take the rows of the batch and raise nothing that the drafter raised. Rows that cannot draft
     any more stop, and the drafter never hears of them again.
+
+    In company what plain rounds commit is shown to the drafter together, when it is asked for drafts, rows
+    change or MOST_WAITING rounds wait: all rows wait for what the host does for each.
     """
 
     def __init__(self, drafter: Drafter, n: int = 1) -> None:
         self._drafter = drafter
         self._held: DraftRows | None = drafter.new_rows(n)
+        self._waiting: list[Observation] = []
+        self._since: list[int] = []
 
     def propose(self, rows: Sequence[Row], ask: Ask) -> Proposal | None:
         """Drafts for every row with a cap above 0; None where no row can draft."""
+        self._show_waiting(rows)
         while True:
             places = _drafting(rows)
             if not any(ask.caps[place] for place in places):
@@ -41,7 +47,26 @@ class Drafting:
             return proposal if asked is ask else _spread(proposal, places, len(rows))
 
     def observe(self, rows: Sequence[Row], depth: Sequence[int], seen: Observation) -> None:
-        """Show the drafter what was committed at `depth`."""
+        """Show the drafter what was committed at `depth`, now or later."""
+        if len(rows) > 1 and _of_a_plain_round(seen):
+            if not self._waiting:
+                self._since = list(depth)
+            self._waiting.append(seen)
+            if len(self._waiting) < MOST_WAITING:
+                return
+            self._show_waiting(rows)
+            return
+        self._show_waiting(rows)
+        self._show(rows, depth, seen)
+
+    def _show_waiting(self, rows: Sequence[Row]) -> None:
+        """`rows` are those of the rounds that wait."""
+        if self._waiting:
+            waiting, since = self._waiting, self._since
+            self._waiting, self._since = [], []
+            self._show(rows, since, _in_one(waiting))
+
+    def _show(self, rows: Sequence[Row], depth: Sequence[int], seen: Observation) -> None:
         places = _drafting(rows)
         if self._held is None or not places:
             return
@@ -54,6 +79,7 @@ class Drafting:
 
     def blind(self, rows: Sequence[Row], asked: Collection[str]) -> bool:
         """`Drafter.blind` of the rows and their anchors."""
+        self._show_waiting(rows)
         places = _drafting(rows)
         if self._held is None or not places:
             return True
@@ -65,6 +91,9 @@ class Drafting:
 
     def join(self, rows: Sequence[Row], other: Drafting) -> None:
         """Append what `other` holds; `rows` are those of both."""
+        mine = len(self._since) if self._waiting else len(rows) - len(other._since)
+        self._show_waiting(rows[:mine])
+        other._show_waiting(rows[mine:])
         if self._held is None or other._held is None:
             self._held = self._held or other._held
             return
@@ -75,6 +104,7 @@ class Drafting:
 
     def select(self, rows: Sequence[Row], keep: Sequence[int]) -> None:
         """Keep these of the rows, in this order."""
+        self._show_waiting(rows)
         index = {place: i for i, place in enumerate(_drafting(rows))}
         kept = [index[place] for place in keep if place in index]
         if self._held is None or not kept:
@@ -129,6 +159,27 @@ class Drafting:
             except Exception as own:  # noqa: BLE001
                 unable[place] = own
         return unable or dict.fromkeys(range(len(depth)), error)
+
+
+MOST_WAITING = 32
+"""Rounds whose features wait to be shown: so many tokens of a row a drafter keeps before it absorbs them."""
+
+
+def _of_a_plain_round(seen: Observation) -> bool:
+    """Whether every row committed one token, and none of it was drafted."""
+    return all(len(tokens) == 1 for tokens in seen.tokens) and not any(seen.drafted)
+
+
+def _in_one(waiting: Sequence[Observation]) -> Observation:
+    """What several plain rounds of the same rows committed, as if one had."""
+    last = waiting[-1]
+    features = [each.features[:, :1] for each in waiting if each.features is not None]
+    return Observation(
+        [[token for each in waiting for token in each.tokens[row]] for row in range(len(last.tokens))],
+        mx.concatenate(features, axis=1) if len(features) == len(waiting) else None,
+        last.drafted,
+        last.accepted,
+    )
 
 
 def _drafting(rows: Sequence[Row]) -> list[int]:

@@ -213,6 +213,9 @@ class LiveRowCaps:
         """Whether waiting for this source costs so many rows more than its drafts bring."""
         return source.prospects.source.sporadic and self._shared.standby.over(rows)
 
+    def settled(self, rows: int) -> object | None:
+        return self._shared.known(rows) if rows > 1 and self._shared.pinned is None else None
+
     def parked(self, rows: int = 1) -> bool:
         """By the sources that always have a draft, where there is one: that others find none now is no sign
         of time lost."""

@@ -17,6 +17,7 @@ from mlx_dspark.contracts import Ask, Drafter, Logits, Observation, Proposal, Ta
 from mlx_dspark.engine.accept import Acceptance, accept
 from mlx_dspark.engine.drafting import Drafting
 from mlx_dspark.engine.row import Row
+from mlx_dspark.engine.times import DEPTH_STEP
 from mlx_dspark.foundation.events import (
     UNKNOWN_OUTLOOK,
     Committed,
@@ -45,6 +46,8 @@ class Batch:
 
     def _read_settings(self) -> None:
         self.sampling = RowSampling(row.request.sampling for row in self.rows)
+        self.plain: Plain | None = None
+        """Of the last round, where no row was to draft in it."""
 
     def join(self, other: Batch) -> None:
         self.rows += other.rows
@@ -73,6 +76,17 @@ class Batch:
         self.states.select(keep)
         self.noise = self.noise.select(keep)
         self._read_settings()
+
+
+@dataclass
+class Plain:
+    """What was asked of all rows for a plain round; it goes for `rounds` more while `settled` is the same."""
+
+    settled: object
+    rounds: int
+    by_source: dict[str, list[int]]
+    parked: list[bool]
+    outlooks: list[Outlook]
 
 
 @dataclass
@@ -118,6 +132,7 @@ class VerifyLoop:
         started = perf_counter()
         depth = batch.states.depth
         certain, wants = self._certain(batch)
+        plain = self._as_before(batch)
         caps, by_source = self._caps(batch, certain, wants)
         proposal = self._propose(batch, caps, by_source) if any(caps) else None
         lengths = proposal.lengths if proposal is not None else (0,) * len(depth)
@@ -135,11 +150,33 @@ class VerifyLoop:
             acceptance=None,
             features=None,
             launched_at=started,
-            parked=self._parked(batch),
-            outlooks=self._outlooks(batch, sources, lengths),
+            parked=plain.parked if plain else self._parked(batch),
+            outlooks=plain.outlooks if plain else self._outlooks(batch, sources, lengths),
         )
+        if plain is None:
+            batch.plain = self._plain(batch, round_, by_source)
         self._forward(batch, round_, feed, proposal, [row.history for row in batch.rows])
         return round_
+
+    def _as_before(self, batch: Batch) -> Plain | None:
+        """What goes for this round as for the last, which was plain."""
+        plain = batch.plain
+        if plain is None:
+            return None
+        plain.rounds -= 1
+        if plain.rounds < 0 or batch.rows[0].caps.settled(len(batch.rows)) is not plain.settled:
+            plain = batch.plain = None
+        return plain
+
+    def _plain(self, batch: Batch, round_: Round, by_source: dict[str, list[int]]) -> Plain | None:
+        n = len(batch.rows)
+        settled = batch.rows[0].caps.settled(n)
+        if settled is None or any(row.caps.settled(n) is not settled for row in batch.rows):
+            return None
+        if any(cap for row in batch.rows for cap in row.caps.caps(n).values()):
+            return None
+        rounds = min(DEPTH_STEP - depth % DEPTH_STEP for depth in round_.depth) - 3
+        return Plain(settled, rounds, by_source, round_.parked, round_.outlooks)
 
     def launch_ahead(self, batch: Batch, last: Round) -> Round:
         """Build and schedule a plain round on the tokens `last` is about to produce, before it lands."""
@@ -149,7 +186,7 @@ class VerifyLoop:
             row.history.extended(tokens[i : i + 1]) if row.history is not None else None
             for i, row in enumerate(batch.rows)
         ]
-        n = len(batch.rows)
+        n, plain = len(batch.rows), self._as_before(batch)
         round_ = Round(
             transaction=batch.states.begin(1),
             depth=[d + c for d, c in zip(last.depth, last.certain, strict=True)],
@@ -162,9 +199,12 @@ class VerifyLoop:
             acceptance=None,
             features=None,
             launched_at=perf_counter(),
-            parked=self._parked(batch),
-            outlooks=self._outlooks(batch, (), (0,) * n),
+            parked=plain.parked if plain else self._parked(batch),
+            outlooks=plain.outlooks if plain else self._outlooks(batch, (), (0,) * n),
         )
+        if plain is None and self.drafter is not None:
+            none = {source.name: [0] * n for source in self.drafter.sources}
+            batch.plain = self._plain(batch, round_, none)
         self._forward(batch, round_, tokens[:, None], None, histories)
         return round_
 
@@ -220,6 +260,8 @@ class VerifyLoop:
         """Caps per row, and per source and row; a row drafts only from its anchor, and within its budget."""
         if self.drafter is None:
             return [0] * len(batch.rows), {}
+        if batch.plain is not None:
+            return [0] * len(batch.rows), batch.plain.by_source
         by_source: dict[str, list[int]] = {source.name: [] for source in self.drafter.sources}
         for row, tokens, wanted in zip(batch.rows, certain, wants, strict=True):
             chosen = row.caps.caps(len(batch.rows))

@@ -18,6 +18,12 @@ class RowCaps(Protocol):
         """Most drafts per source, this round; empty or all 0 means plain decoding."""
         ...
 
+    def settled(self, rows: int) -> object | None:
+        """While this is the same object, caps of so many rows, whether they are parked and what they expect
+        of a plain round stay as they are, for rows that do not get DEPTH_STEP deeper; None where that cannot
+        be said."""
+        ...
+
     def parked(self, rows: int = 1) -> bool:
         """Whether drafting was losing time, or would: a round without drafts is then plain for that."""
         ...
@@ -58,6 +64,10 @@ class FixedCaps:
     def caps(self, rows: int = 1) -> Mapping[str, int]:
         del rows
         return self._caps
+
+    def settled(self, rows: int) -> object | None:
+        del rows
+        return None
 
     def parked(self, rows: int = 1) -> bool:
         del rows

@@ -7,7 +7,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -23,9 +23,11 @@ from mlx_dspark.drafters.first_hit import FirstHit
 from mlx_dspark.drafters.lookup import LookupDrafter
 from mlx_dspark.engine.caps import cap_policy
 from mlx_dspark.engine.engine import Engine
+from mlx_dspark.engine.loop import Batch, VerifyLoop
 from mlx_dspark.engine.scheduler import Scheduler
 from mlx_dspark.engine.stream import Stream
 from mlx_dspark.foundation.caps import FixedCaps
+from mlx_dspark.foundation.curves import CostCurves, DraftPoint, VerifyPoint
 from mlx_dspark.foundation.errors import ContextOverflow, RequestError
 from mlx_dspark.foundation.events import Committed, EngineEvent, Finished, Prefilled, Started, Trouble
 from mlx_dspark.foundation.request import GenerateRequest, SamplingParams
@@ -98,12 +100,25 @@ def lookup() -> LookupDrafter:
     return drafter
 
 
+class Seldom(FixedCaps):
+    """Lets rows draft in one round of so many."""
+
+    def __init__(self, caps: dict[str, int], every: int) -> None:
+        super().__init__(caps)
+        self._every, self._asked = every, 0
+
+    def caps(self, rows: int = 1) -> Mapping[str, int]:
+        self._asked += 1
+        return {} if self._asked % self._every else super().caps(rows)
+
+
 DRAFTING: dict[str, Callable[[], tuple[Drafter | None, Any]]] = {
     "plain": lambda: (None, None),
     "lookup": lambda: (lookup(), FixedCaps({"lookup": 4})),
     "lookup, live caps": lambda: (d := lookup(), cap_policy(None, d.sources)),
     "always right": lambda: (scripted(1.0), FixedCaps({"scripted": 5})),
     "70%": lambda: (scripted(0.7, taps=(0, 1)), FixedCaps({"scripted": 5})),
+    "70%, seldom": lambda: (scripted(0.7, taps=(0, 1)), Seldom({"scripted": 3}, 23)),
     "always wrong": lambda: (scripted(0.0), FixedCaps({"scripted": 3})),
     "lookup, then 70%": lambda: (
         FirstHit([lookup(), scripted(0.7)]),
@@ -210,6 +225,37 @@ class Hold:
 
     def release(self) -> None:
         self._gate.set()
+
+
+@pytest.mark.parametrize("layout", [Layout.LIST, Layout.COMPANY])
+def test_what_goes_for_plain_rounds_as_before_is_what_would_be_asked_now(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests join and leave, and probes come now and then."""
+    kept, own = [], VerifyLoop._as_before
+
+    def as_before(self: VerifyLoop, batch: Batch) -> Any:
+        plain = own(self, batch)
+        if plain is not None:
+            n = len(batch.rows)
+            assert not any(cap for row in batch.rows for cap in row.caps.caps(n).values())
+            assert plain.parked == self._parked(batch)
+            assert plain.outlooks == self._outlooks(batch, (), (0,) * n)
+        kept.append(plain is not None)
+        return plain
+
+    monkeypatch.setattr(VerifyLoop, "_as_before", as_before)
+    drafter = scripted(0.0)
+    verify = [VerifyPoint(rows, width, 16, 0.001 * width, 0.01) for rows in (1, 2, 3) for width in (1, 17)]
+    drafts = [DraftPoint(rows, cap, 16, 0.5, 0.01) for rows in (1, 2, 3) for cap in (1, 16)]
+    curves = CostCurves(tuple(verify), {"scripted": tuple(drafts)}, 0.0, 0.0)
+    cap = cap_policy("auto", drafter.sources, curves=curves)
+    with Scheduler(target(layout), drafter, cap=cap, max_rows=3) as engine:
+        streams = [engine.submit(request(i, 90 + 7 * i)) for i in range(7)]
+        for i, stream in enumerate(streams):
+            assert answer(stream) == alone(i, 90 + 7 * i)
+    assert True in kept
+    assert False in kept
 
 
 def test_requests_that_meet_share_their_rounds_and_never_exceed_the_limit() -> None:
