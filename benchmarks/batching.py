@@ -13,8 +13,10 @@ the other, plain ones of the same length at once.
 Speculation in a batch is compared, turn by turn, with the better of the plain batch and the same speculation
 one row at a time; a ratio is the median over the turns, and "of turns" the lowest and highest quarter. "by
 rounds" is the ratio with every round at the median time of its kind (benchmarks/by_rounds.py), and the JSON
-tells how many rounds of each kind an arm made, and what they took. "plain again" is what a second plain arm
-makes of the first, turn by turn: what no arm's doing is, but the machine's.
+tells how many rounds of each kind an arm made, and what they took. Rounds of one kind share their median, so
+what it costs a plain round that something could draft is in "x better" alone; "its plain" is what such rounds
+took, as a multiple of the plain arm's. "plain again" is what a second plain arm makes of the first, turn by
+turn: what no arm's doing is, but the machine's.
 "differ" counts answers whose ids are not those of the plain arm of one row, which ties explain: a width
 rounds in its own way.
 """
@@ -86,6 +88,18 @@ class Arm:
     def by_prompt(self) -> dict[tuple[int, ...], list[int]]:
         """The answers of the last turn."""
         return dict(self.rates[-1].answers)
+
+    @property
+    def plain_round(self) -> float:
+        """Seconds of its usual round in which nothing was drafted, launched as most of them were; 0 without
+        any."""
+        ahead: dict[bool, list[float]] = {}
+        for rate in self.rates:
+            for each in rate.rounds:
+                _, width, _, launched_ahead = each.kind
+                if width == 1:
+                    ahead.setdefault(bool(launched_ahead), []).append(each.seconds)
+        return median(max(ahead.values(), key=len)) if ahead else 0.0
 
     def by_rounds(self, known: dict[Kind, float]) -> float:
         return rate_by_rounds((rate.rounds, known) for rate in self.rates)
@@ -205,7 +219,7 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
     alone = one.by_prompt
     print(f"\n{content}")
     heads = ("drafts", "rows", "plain", "x one", "drafting", "x better", "of turns", "by rounds")
-    heads += ("plain again", "accepted", "differ")
+    heads += ("its plain", "plain again", "accepted", "differ")
     print(("{:>12}" * len(heads)).format(*heads))
     for (mode, n), arm in arms.items():
         if mode in (PLAIN, AGAIN):
@@ -216,6 +230,7 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
         low, middle, high = quartiles(over)
         least, again, most = quartiles(arms[AGAIN, n].over(plain))
         differ = sum(ids != alone[prompt] for each in (plain, arm) for prompt, ids in each.rates[-1].answers)
+        its_plain = arm.plain_round / plain.plain_round if arm.plain_round else 0.0
         accepted = sum(r.accepted for r in arm.rates) / max(sum(r.drafted for r in arm.rates), 1)
         table[f"{mode} {n}"] = {
             "plain": plain.usual,
@@ -223,6 +238,7 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
             "drafting": arm.usual,
             "over_better": middle,
             "over_better_by_rounds": arm.by_rounds(known) / better,
+            "its_plain_rounds": its_plain,
             "plain_again": {"lowest_quarter": least, "median": again, "highest_quarter": most},
             "answers_that_differ": differ,
             "rounds": arm.kinds(),
@@ -231,7 +247,7 @@ def show(content: str, arms: dict[tuple[str, int], Arm], rows: list[int]) -> dic
         print(
             f"{mode:>12}{n:>12}{plain.usual:>12.1f}{median(plain.over(one)):>12.2f}{arm.usual:>12.1f}"
             f"{middle:>12.3f}{f'{low:.2f}-{high:.2f}':>12}"
-            f"{arm.by_rounds(known) / better:>12.3f}{f'{least:.2f}-{most:.2f}':>12}"
+            f"{arm.by_rounds(known) / better:>12.3f}{its_plain:>12.3f}{f'{least:.2f}-{most:.2f}':>12}"
             f"{accepted:>12.2f}{differ:>12}"
         )
     return table
