@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -186,6 +187,9 @@ class LiveRowCaps:
     time for one row is that of all.
     """
 
+    COLD = 3
+    """Rounds of a shape in which something may be made ready for it."""
+
     def __init__(self, shared: LiveCaps) -> None:
         self._shared = shared
         self._begun: set[str] = set()
@@ -266,8 +270,8 @@ class LiveRowCaps:
         whole = not (report.drafted and self.thresholds(report.rows).get(report.source))
         seconds = self._shared.times.charge(report, warm=warm and whole)
         if report.certain == 1:
-            usual = self._shared.times.usual(report)
-            self._shared.stood_by(report, usual, report.committed, {report.source})
+            seconds = self._shared.times.plausible(report)
+            self._shared.stood_by(report, report.committed, {report.source})
         for source in self._sources.values():
             source.observe(report, seconds, warm)
 
@@ -286,7 +290,8 @@ class LiveRowCaps:
     def _warm(self, report: RoundReport) -> bool:
         """Whether a round tells what the next like it takes. Kernels are made ready in a round wider than any
         before, in company in each that is of another shape; and a row alone may have its prompt read by the
-        drafter before its first draft."""
+        drafter before its first draft. What is compiled for a shape may be so in its second round, too: one
+        of the first that takes far longer than it should is not believed."""
         known = self._sources.get(report.source)
         if not report.drafted or known is None:
             return True
@@ -300,7 +305,8 @@ class LiveRowCaps:
             warm = report.source in self._begun and report.width <= widest
             self._begun.add(report.source)
         seen.add(shape)
-        return warm
+        met = self._shared.met[report.source, *shape] = self._shared.met[report.source, *shape] + 1
+        return warm and (met > self.COLD or self._shared.times.believable(report))
 
 
 class LiveCaps:
@@ -329,6 +335,8 @@ class LiveCaps:
         self.pinned = pinned
         self.seen: dict[str, set[tuple[int, int]]] = {source.name: set() for source in sources}
         """Rows and width of the rounds in which a source drafted."""
+        self.met: Counter[tuple[str, int, int]] = Counter()
+        """How many there were, by source, rows and width."""
         self.drafted = 0
         """Rounds of rows with drafts."""
         self.membership = 0
@@ -388,13 +396,14 @@ class LiveCaps:
         warm = self._warm and self._settled >= self.SETTLED
         self.times.charge(self._round, warm=warm)
         if warm:
-            self.stood_by(self._round, self.times.usual(self._round), self._committed, self._drafters)
+            self.stood_by(self._round, self._committed, self._drafters)
 
-    def stood_by(self, report: RoundReport, seconds: float, committed: int, drafters: set[str]) -> None:
-        """A round of all rows, in which these drafted; "" where a row had no draft."""
+    def stood_by(self, report: RoundReport, committed: int, drafters: set[str]) -> None:
+        """The round charged last, in which these drafted; "" where a row had no draft."""
+        usual = self.times.usual(report)
         self.standby.ran(
             report.rows,
-            seconds,
+            self.times.plausible(report) if usual is None else usual,
             committed,
             drafted=bool(report.drafted) and drafters <= self._seldom,
             held=report.held_back and report.width == 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
+from math import ceil, inf
 from statistics import median
 
 from mlx_dspark.foundation.curves import CostCurves
@@ -95,6 +95,7 @@ class RoundTimes:
     STALE = 512
     CHECK_AFTER, CHECKED_BY = 256, 2
     MOST_WAITED = 0.1
+    MOST_OFF = 2.0
     SAME_OF_SPREAD = 0.125
     SOONEST_PROBE, LATEST_PROBE = 16, 256
     PROBE_SHARE = 0.01
@@ -126,18 +127,35 @@ class RoundTimes:
                 self._note(report, known, overlapped)
         return self._charged
 
-    def usual(self, report: RoundReport) -> float:
-        """What rounds like the one charged last usually take: its own seconds where few are known. A machine
-        that does other work now and then makes the mean of rounds longer than their median, by which they are
-        compared."""
+    def usual(self, report: RoundReport) -> float | None:
+        """What rounds like the one charged last take by their median, else by the curves; None where neither
+        tells. A machine that does other work now and then makes their mean longer than their median, by which
+        rounds are compared."""
         source, overlapped = report.source if report.width > 1 else "", self._overlapped
+        expected = self._expected(report.rows, report.width, source, report.depth)
         samples = self._of(report.rows).by_width.get(source, {}).get(report.width)
-        if samples is None:
-            return self._charged
-        known = samples.overlapped if overlapped and report.width == 1 else samples.apart
-        if len(known) < self.TRUSTED:
-            return self._charged
-        return median(known) * (self._expected(report.rows, report.width, source, report.depth) or 1.0)
+        if samples is not None:
+            known = samples.overlapped if overlapped and report.width == 1 else samples.apart
+            if len(known) >= self.TRUSTED:
+                return median(known) * (expected or 1.0)
+        return expected and self.seconds(report.rows, report.width, source=source, depth=report.depth)
+
+    def plausible(self, report: RoundReport) -> float:
+        """The seconds charged last, but no more of them than are such a round's doing: the first of a shape
+        may make kernels for longer than a whole answer takes."""
+        return min(self._charged, self._most(report, self.usual(report)))
+
+    def believable(self, report: RoundReport) -> bool:
+        """Whether a round that is still to be charged took what its like may take."""
+        source = report.source if report.width > 1 else ""
+        price = self.seconds(report.rows, report.width, source=source, depth=report.depth)
+        return report.landed_at - max(report.launched_at, self._landed_at) <= self._most(report, price)
+
+    def _most(self, report: RoundReport, price: float | None) -> float:
+        """What such a round takes at the most, where its price is known or that of a plain one."""
+        plain = self.seconds(report.rows, 1, depth=report.depth)
+        known = price if price is not None or plain is None else report.width * plain
+        return inf if known is None else self.MOST_OFF * known
 
     def _of(self, rows: int) -> _Known:
         known = self._known.get(rows)

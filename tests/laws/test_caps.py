@@ -399,6 +399,27 @@ def test_what_other_work_adds_to_a_round_is_not_the_price_of_waiting_for_drafts(
     assert (over > 0) == left_alone
 
 
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize("choose", [True, False])
+def test_kernels_made_ready_for_a_found_draft_are_not_its_price(measured: bool, choose: bool) -> None:
+    """The first round of each width takes sixty times as long as the next, once a process."""
+    verify = tuple(VerifyPoint(1, width, 0, 0.9 + 0.1 * width, 0.01) for width in (1, 9))
+    curves = CostCurves(verify, {}, 0.0, 0.0) if measured else None
+    policy = LiveCaps([SPORADIC], choose=choose, curves=curves)
+    row, clock, ready, asked = policy.row(), 0.0, {1}, 0
+    for turn in range(400):
+        cap = min(4, row.caps()["lookup"])
+        asked += cap > 0
+        width = 1 + (cap if turn % 4 == 3 else 0)
+        launched, clock = clock, clock + (0.9 + 0.1 * width) * (1 if width in ready else 60)
+        ready.add(width)
+        report = RoundReport(
+            launched, clock, 1, width, 1, cap, width - 1, width - 1, width, 9, "lookup" if width > 1 else ""
+        )
+        row.observe(report)
+    assert asked > 300
+
+
 @pytest.mark.parametrize("rows", [2, 8])
 @pytest.mark.parametrize("tokens", [200, 400, 1500])
 def test_what_a_batch_spends_on_probes_stays_within_its_share(rows: int, tokens: int) -> None:
