@@ -117,8 +117,13 @@ def pair_facts(
         },
         sources=[(each.name, each.max_draft, each.own_length) for each in timed(drafter).sources],
         states=(*target.state_kinds, f"rows as {target.layout.value}"),
-        kernels=[*kernel_set(target.report, target.kernels), *(["replayed"] if target.replayed else [])],
+        kernels=[*kernel_set(target.report, target.kernels), *_replayed(target, drafter)],
     )
+
+
+def _replayed(target: DenseTarget, drafter: Drafter) -> list[str]:
+    models = {"target": target, **{part.name: getattr(part, "model", None) for part in parts_of(drafter)}}
+    return [f"{name} replayed" for name, model in models.items() if getattr(model, "replayed", False)]
 
 
 def parts_of(drafter: Drafter | None) -> tuple[Any, ...]:

@@ -27,11 +27,11 @@ def refuse_untrusted(
 ) -> Faithfulness | None:
     """Ask what matters: of a model that something drafts for, and of one that is to answer several at once.
 
-    Where the answer is bad with kernels of ours, they are switched off and it is asked again. Returns the
-    answer, or None where nothing was asked: nobody drafts, or lookup drafts and every state is of
-    keys and values that stay. `called` names the drafter to its user; without `cache_dir` nothing is
-    remembered. Raises DrafterMismatch where a drafter cannot read the model, and UnsupportedModel where
-    drafts cannot be taken back or rows do not keep apart.
+    Where the answer is bad, forwards are no longer replayed, then kernels of ours switched off, and it is
+    asked again. Returns the answer, or None where nothing was asked: nobody drafts, or lookup drafts and
+    every state is of keys and values that stay. `called` names the drafter to its user; without `cache_dir`
+    nothing is remembered. Raises DrafterMismatch where a drafter cannot read the model, and UnsupportedModel
+    where drafts cannot be taken back or rows do not keep apart.
     """
     from mlx_dspark.catalog.progress import LoadProgress
     from mlx_dspark.targets.faithful.memory import remembered_faithfulness
@@ -51,7 +51,10 @@ def refuse_untrusted(
         return remembered_faithfulness(target, taps, rows=rows, fingerprint=mark, cache_dir=cache_dir)
 
     found, kernels = ask(), target.kernels
-    if (found.replay or found.taps or found.rows) and kernels is not None and kernels.live:
+    if found.bad and target.replayed:
+        target.replays = None
+        found = ask()
+    if found.bad and kernels is not None and kernels.live:
         kernels.switch_off("a check of the model failed with it")
         found = ask()
     refuse_unfaithful(found, called=called, taps=taps, drafts=drafter is not None, max_batch=max_batch)

@@ -83,7 +83,7 @@ class RectangleKV:
 
     def room(self) -> tuple[mx.array, ...]:
         """Keys and values of all rows, with room for the newest transaction; nothing where all are empty."""
-        return tuple(self.arrays())
+        return tuple(self.arrays()) if self._span is not None else ()
 
     def fill(self, keys: mx.array, values: mx.array) -> None:
         """Take what `room` gave with the newest transaction written into it."""

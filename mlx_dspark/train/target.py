@@ -43,7 +43,7 @@ def load_teacher(found: ModelRef, *, progress: Progress = silent) -> Teacher:
     checkpoint = load_checkpoint(found, progress=progress)
     if not computes_on_cpu():
         _unpack(checkpoint.model)
-    target = load_target(checkpoint, cache_dir=default_cache_dir(), progress=progress)
+    target = load_target(checkpoint, replay=False, cache_dir=default_cache_dir(), progress=progress)
     return teacher_of(target, checkpoint)
 
 

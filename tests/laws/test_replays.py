@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -17,6 +19,7 @@ from mlx_dspark.contracts import Forward, Logits
 from mlx_dspark.engine.handover import settle
 from mlx_dspark.kernels.framework.plan import Switchboard
 from mlx_dspark.kernels.gpu_modules import joined
+from mlx_dspark.session.trust import refuse_untrusted
 from mlx_dspark.state.kv import STEP
 from mlx_dspark.state.layout import Layout
 from mlx_dspark.state.rows import RowStates
@@ -67,6 +70,7 @@ def begun(target: DenseTarget, depths: list[int]) -> RowStates:
 
 
 def recordings(target: DenseTarget) -> int:
+    """The comparison at the beginning makes two."""
     assert target.replays is not None
     return sum(each is not None for each in target.replays._known.values())
 
@@ -138,7 +142,7 @@ def test_buffers_grow_under_recordings() -> None:
     for turn in range(30):
         made = [fed(t, r, ids(1, 4, turn), [4]) for t, r in zip((plain, replayed), states, strict=True)]
         assert same(made[0].logits, made[1].logits), turn
-    assert recordings(replayed) == 3
+    assert recordings(replayed) == 2 + 2
     captured = states[1].capture(0)
     fed(replayed, states[1], ids(1, 4, 77), [4])
     fresh = replayed.new_rows()
@@ -170,9 +174,11 @@ def test_a_round_launched_ahead_of_another_goes_on_from_it() -> None:
             assert same(mine[1], other[1])
 
 
-@pytest.mark.parametrize("change", ["replaced", "in place", "more", "a module"])
+@pytest.mark.parametrize("change", ["replaced", "in place", "more", "a module", "a list"])
 def test_what_changes_in_the_model_is_used(change: str) -> None:
     plain, replayed = pair()
+    for target in (plain, replayed):
+        target.model.layers[1].mlp = nn.Sequential(target.model.layers[1].mlp)
     states = [begun(target, [9]) for target in (plain, replayed)]
     both = list(zip((plain, replayed), states, strict=True))
     tokens = ids(1, 3)
@@ -185,6 +191,8 @@ def test_what_changes_in_the_model_is_used(change: str) -> None:
             part.o_proj.weight *= 2
         elif change == "more":
             part.o_proj.bias = mx.ones((part.o_proj.weight.shape[0],))
+        elif change == "a list":
+            target.model.layers[1].mlp.layers.append(nn.Tanh())
         else:
             part.o_proj = nn.Sequential(part.o_proj, nn.Tanh())
     for _ in range(3):
@@ -226,7 +234,8 @@ def test_a_kernel_that_is_switched_off_is_in_no_recording() -> None:
     wanted = fed(plain, begun(plain, [9]), tokens, [0]).logits
     made = [fed(replayed, rows, tokens, [0]).logits for _ in range(4)]
     assert not any(same(each, wanted) for each in made)
-    assert recordings(replayed) == 2
+    settle(replayed, rows)
+    assert recordings(replayed) == 2 + 1
     board.switch_off(kernel.name, "slow")
     rows = begun(replayed, [9])
     for _ in range(3):
@@ -256,14 +265,29 @@ class Peeks(nn.Module):
             x = x * (1 + 0 * int(cache.offset))
         if cache is not None and self.how == "reads the state":
             x = x + 0 * len(cache._rows)
+        if self.how == "makes masks":
+            mask = mx.zeros((x.shape[1], 1))
+        if cache is not None and self.how == "asks for masks":
+            mask = cache.make_mask(x.shape[1], return_array=True)
         out = self.inner(x, mask, cache)
-        if cache is not None and self.how == "sees all keys":
+        alone = self.how == "sees all keys alone" and x.shape[1] == 1
+        if cache is not None and (self.how == "sees all keys" or alone):
             keys, _ = cache.keys_and_values()
             return out + keys.max()
         return out
 
 
-@pytest.mark.parametrize("how", ["reads the place", "reads the state", "sees all keys"])
+HOW = {
+    "reads the place": "function transformations",
+    "reads the state": "_rows",
+    "makes masks": "masks of its own",
+    "asks for masks": "masks as arrays",
+    "sees all keys": "away by",
+    "sees all keys alone": "away by",
+}
+
+
+@pytest.mark.parametrize("how", HOW)
 def test_code_that_cannot_be_recorded_is_walked_through(how: str) -> None:
     plain, replayed = pair()
     for target in (plain, replayed):
@@ -274,7 +298,67 @@ def test_code_that_cannot_be_recorded_is_walked_through(how: str) -> None:
         made = [fed(t, r, ids(1, 3, turn), [2]) for t, r in zip((plain, replayed), states, strict=True)]
         assert same(made[0].logits, made[1].logits)
     assert replayed.replays is not None
-    assert replayed.replays.why_not
+    assert HOW[how] in replayed.replays.why_not
+
+
+def test_a_comparison_that_was_interrupted_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, replayed = pair()
+    replayed.model.layers[0].self_attn = Peeks(replayed.model.layers[0].self_attn, "sees all keys")
+    monkeypatch.setattr(replay, "buffer_attention", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _ = replayed.replayed
+    monkeypatch.undo()
+    assert "away by" in replayed.why_not_replayed()
+
+
+def test_logits_that_rule_tokens_out_are_compared_where_they_are_numbers() -> None:
+    _, replayed = pair()
+    replayed.model.lm_head = Ruling(replayed.model.lm_head)
+    assert replaying(replayed.model).replayed
+
+
+class Ruling(nn.Module):
+    """A vocabulary head that rules some tokens out."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __call__(self, x: mx.array) -> mx.array:
+        logits = self.inner(x)
+        return mx.where(mx.arange(logits.shape[-1]) < 7, -mx.inf, logits)
+
+
+@pytest.mark.parametrize("depths", [[9], [9, 12]], ids=str)
+def test_a_forward_without_a_transaction_is_refused(depths: list[int]) -> None:
+    _, replayed = pair(layout=Layout.COMPANY)
+    rows = begun(replayed, depths)
+    for _ in range(3):
+        fed(replayed, rows, ids(len(depths), 3), [0] * len(depths))
+    with pytest.raises(AssertionError):
+        replayed.forward(ids(len(depths), 3), rows)
+
+
+def test_wide_forwards_and_chosen_positions_are_walked_through(walks: list[int]) -> None:
+    _, replayed = pair()
+    rows = begun(replayed, [9])
+    for asked in (Logits.ALL, mx.array([[1]], mx.int32)):
+        for width in (3, MOST_WIDTH + 1):
+            for _ in range(3):
+                fed(replayed, rows, ids(1, width), [0], logits=asked)
+            before = len(walks)
+            fed(replayed, rows, ids(1, width), [0], logits=asked)
+            assert (len(walks) > before) == (width > MOST_WIDTH or asked is not Logits.ALL)
+
+
+def test_a_shape_is_recorded_at_the_second_time(walks: list[int]) -> None:
+    _, replayed = pair()
+    rows = begun(replayed, [9])
+    assert replayed.replayed
+    before = recordings(replayed)
+    for known in (0, 1, 1):
+        fed(replayed, rows, ids(1, 4), [0])
+        assert recordings(replayed) == before + known
 
 
 @pytest.mark.parametrize("family", ["qwen2", "gemma3_text"])
@@ -306,6 +390,10 @@ def test_recordings_are_few_and_the_least_used_goes(monkeypatch: pytest.MonkeyPa
             assert same(made[0].logits, made[1].logits)
         assert replayed.replays is not None
         assert len(replayed.replays._known) <= 3
+    fed(replayed, states[1], ids(1, 3), [0])
+    fed(replayed, states[1], ids(1, 6), [0])
+    assert replayed.replays is not None
+    assert [key[1][1] for key in replayed.replays._known] == [5, 3, 6]
 
 
 def test_one_query_over_many_keys_is_attended_to_by_mlx(
@@ -345,7 +433,9 @@ def _as_wanted(target: DenseTarget, rows: RowStates, tokens: mx.array, wanted: A
     return all(same(each, wanted) for each in made)
 
 
-def test_a_failure_within_a_recording_leaves_the_rows_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_within_a_recording_leaves_the_rows_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, walks: list[int]
+) -> None:
     plain, replayed = pair()
     states = [begun(target, [9]) for target in (plain, replayed)]
     for turn in range(3):
@@ -356,7 +446,39 @@ def test_a_failure_within_a_recording_leaves_the_rows_as_they_were(monkeypatch: 
     made += [fed(t, r, ids(1, 5, 1), [5]) for t, r in zip((plain, replayed), states, strict=True)]
     assert same(made[0].logits, made[1].logits)
     assert same(made[2].logits, made[3].logits)
+    assert replayed.replayed
+    before = len(walks)
+    fed(replayed, states[1], ids(1, 3), [2])
+    assert len(walks) == before
+
+
+def _interrupted(*_: Any) -> mx.array:
+    raise KeyboardInterrupt
 
 
 def _fails(*_: Any) -> mx.array:
     raise RuntimeError("no such kernel")
+
+
+@pytest.mark.parametrize("remembered", [True, False])
+def test_a_model_that_answers_wrongly_when_replayed_is_walked_through(
+    remembered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that see each other are found by the check of the model, and it is asked again."""
+    _, replayed = pair(layout=Layout.COMPANY)
+    own = replay.buffer_attention
+
+    def mixed(queries: mx.array, *rest: Any) -> mx.array:
+        out = own(queries, *rest)
+        return out if queries.shape[0] == 1 else out[::-1]
+
+    monkeypatch.setattr(replay, "buffer_attention", mixed)
+    model = SimpleNamespace(name="tiny", fingerprint="f")
+    asked: dict[str, Any] = {"called": "", "max_batch": 2, "progress": lambda report: None}
+    asked["cache_dir"] = tmp_path if remembered else None
+    for target in (replayed, replaying(replayed.model, layout=Layout.COMPANY)):
+        assert target.replayed
+        found = refuse_untrusted(target, model, None, **asked)  # type: ignore[arg-type]
+        assert found is not None
+        assert not found.bad
+        assert not target.replayed

@@ -8,16 +8,21 @@ values are whole buffers, of which attention is told how much is filled.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from threading import get_ident
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from threading import Lock, get_ident
 from typing import Any, NamedTuple
 from weakref import WeakMethod
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+from numpy.typing import NDArray
 
 from mlx_dspark.contracts import Forward, Logits
 from mlx_dspark.kernels.attention import attends_buffers, buffer_attention
+from mlx_dspark.kernels.framework.plan import RowPlan
 from mlx_dspark.state.base import Span
 from mlx_dspark.state.kv import KVState
 from mlx_dspark.state.rectangle import RectangleKV
@@ -35,8 +40,8 @@ MOST_KEPT = 128
 MOST_AWAY = 0.25
 """The largest difference of a logit that rounding may make, in standard deviations of all."""
 
-_PROBE = (5, 3, 2)
-"""Tokens of a first text, how many of them are kept, and of the round that is checked."""
+_FIRST, _KEPT, _WIDTHS = 5, 3, (2, 1, 2)
+"""Tokens of a first text, how many of them are kept, and those of the rounds that are compared."""
 
 _FOREIGN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -84,39 +89,41 @@ class Filling:
         return self._held
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        at = self._places.at[:, None, :, None]
-        new = zip(self._held, (keys, values), strict=True)
-        old, written = self._held, [mx.put_along_axis(b, mx.broadcast_to(at, n.shape), n, 2) for b, n in new]
-        if any(a.shape != b.shape or a.dtype != b.dtype for a, b in zip(old, written, strict=True)):
-            raise Unrecordable("keys or values of another form than those held")
-        self._held = written[0], written[1]
+        self._held = self._written(self._held[0], keys), self._written(self._held[1], values)
         return self._held
+
+    def _written(self, buffer: mx.array, new: mx.array) -> mx.array:
+        if (new.dtype, new.shape[:2], new.shape[3:]) != (buffer.dtype, buffer.shape[:2], buffer.shape[3:]):
+            raise Unrecordable("its keys or values are of another form than those held")
+        at = mx.broadcast_to(self._places.at[:, None, :, None], new.shape)
+        return mx.put_along_axis(buffer, at, new, axis=2)
 
     def keys_and_values(self) -> tuple[mx.array, mx.array]:
         return self._held
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         if return_array or window_size is not None:
-            raise Unrecordable("masks as arrays")
+            raise Unrecordable("it asks for masks as arrays")
         return None if N == 1 else "causal"
 
     def attention(
         self, queries: mx.array, keys: mx.array, values: mx.array, scale: float, mask: Any, sinks: Any
     ) -> mx.array:
         if isinstance(mask, mx.array):
-            raise Unrecordable("a mask of the model's own")
+            raise Unrecordable("it makes masks of its own")
         if not self._anyhow and not attends_buffers(queries, keys, sinks):
-            raise Unrecordable("no kernel for such buffers")
+            raise Unrecordable("no kernel attends to such buffers")
         return buffer_attention(queries, keys, values, scale, sinks, self._places.lengths)
 
 
 class Weights:
     """The arrays of a model by their places, as they are at each forward. It is `whole` for as long as the
-    model's tree is of the same modules, with the same arrays by name."""
+    model's tree is of the same modules, with the same arrays by name. Numbers that modules hold beside arrays
+    are not looked at."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules: list[Any] = [module for _, module in model.named_modules()]
-        self._sizes = list(map(len, self._modules))
+        self._holders: list[Any] = list(self._modules)
         self._arrays: list[tuple[Any, str]] = []
         self._children: list[tuple[Any, Any, Any]] = []
         for module in self._modules:
@@ -125,25 +132,24 @@ class Weights:
                     self._arrays.append((module, name))
                 else:
                     self._note(module, name, value)
+        self._sizes = list(map(len, self._holders))
 
     def _note(self, owner: Any, name: Any, value: Any) -> None:
         if isinstance(value, mx.array):
-            raise Unrecordable("arrays in lists")
+            raise Unrecordable("it keeps arrays in lists")
         self._children.append((owner, name, value))
         if isinstance(value, nn.Module):
             return
-        if isinstance(value, dict):
-            for key, each in value.items():
+        if isinstance(value, dict | list | tuple):
+            self._holders.append(value)
+            for key, each in value.items() if isinstance(value, dict) else enumerate(value):
                 self._note(value, key, each)
-        elif isinstance(value, list | tuple):
-            for place, each in enumerate(value):
-                self._note(value, place, each)
 
     @property
     def whole(self) -> bool:
         try:
             same = all(owner[name] is value for owner, name, value in self._children)
-            return same and self._sizes == list(map(len, self._modules))
+            return same and self._sizes == list(map(len, self._holders))
         except LookupError:
             return False
 
@@ -157,7 +163,7 @@ class Weights:
     def forget(self) -> None:
         """Have modules keep nothing that they made of arrays which are gone."""
         for module in self._modules:
-            if getattr(module, "_source", None) is not None:
+            if isinstance(vars(module).get("plan"), RowPlan):
                 module.hold({})
             siblings = getattr(module, "siblings", None)
             if siblings is not None:
@@ -175,7 +181,8 @@ class Replays:
 
     A shape is recorded when it is asked for the second time. Before the first the model is recorded once to
     see that it computes the same: where it does not, or cannot be recorded, nothing is, and `why_not` says
-    why.
+    why. A shape that fails later is walked through from then on. While a forward is recorded the model holds
+    arrays of the recording: one thread at a time may use it.
     """
 
     def __init__(self, model: nn.Module, *, anyhow: bool = False) -> None:
@@ -183,6 +190,9 @@ class Replays:
         self._anyhow = anyhow
         self._weights: Weights | None = None
         self._known: OrderedDict[Any, _Recording | None] = OrderedDict()
+        self._failed: set[Any] = set()
+        self._checking = Lock()
+        self._eager = False
         self._boards: list[dict[str, str]] = []
         self._switched = 0
         self._checked = False
@@ -209,10 +219,20 @@ class Replays:
 
     def work(self, run: Run, new_rows: Callable[[], RowStates]) -> bool:
         """Whether forwards are replayed, found out when it is first asked."""
-        if not self._checked:
-            self._checked = True
-            self._check(run, new_rows)
+        with self._checking:
+            if not self._checked:
+                self._check(run, new_rows)
+                self._checked = True
         return not self.why_not
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Record what is asked for the first time, too."""
+        self._eager = True
+        try:
+            yield
+        finally:
+            self._eager = False
 
     def _forward(
         self,
@@ -223,15 +243,17 @@ class Replays:
         logits: Logits,
         buffers: list[mx.array],
         *,
-        at_once: bool = False,
+        checking: bool = False,
     ) -> Forward | None:
         weights = self._held()
         if weights is None:
             return None
         key = get_ident(), tokens.shape, buffers[0].shape, taps, logits, rows.padded
+        if key in self._failed:
+            return None
         recording = self._known.get(key)
         if recording is None:
-            if key not in self._known and not at_once:
+            if key not in self._known and not (checking or self._eager):
                 self._keep(key, None)
                 return None
             recording = self._record(run, rows, taps, logits)
@@ -241,8 +263,11 @@ class Replays:
         assert rows.newest is not None, "a forward needs an open transaction"
         try:
             made = recording.run(tokens, Places.of(rows.newest), buffers, weights)
-        except (Unrecordable, *_FOREIGN) as error:
-            self._give_up(f"its code cannot be recorded: {error}")
+        except (Unrecordable, *_FOREIGN):
+            if checking:
+                raise
+            self._failed.add(key)
+            self._known.pop(key)
             return None
         given = iter(made)
         out = next(given) if recording.with_logits else None
@@ -262,6 +287,7 @@ class Replays:
         try:
             if self._weights is None or self._switched != self._off() or not self._weights.whole:
                 self._known.clear()
+                self._failed.clear()
                 self._weights = Weights(self._model)
                 plans = [plan for module in self._model.modules() if (plan := vars(module).get("plan"))]
                 self._boards = list({id(plan.board): plan.board.off for plan in plans}.values())
@@ -321,30 +347,27 @@ class Replays:
             return
         if self.why_not:
             return
-        wanted = wanted.astype(mx.float32)
-        away = mx.abs(got.astype(mx.float32) - wanted).max() / mx.std(wanted)
-        if not (away <= MOST_AWAY).item():
-            self._give_up(f"what was recorded of it is away by {away.item():.2g} of its logits' spread")
+        away = _away(*(np.array(each.astype(mx.float32)) for each in (got, wanted)))
+        if not away <= MOST_AWAY:
+            self._give_up(f"what was recorded of it is away by {away:.2g} of its logits' spread")
 
     def _rounds(self, run: Run, rows: RowStates, *, replayed: bool) -> mx.array:
-        first, kept, width = _PROBE
-        tokens = mx.array([[1 + 7 * place % 23 for place in range(first + 2 * width)]])
-        with rows.transaction(first) as transaction:
-            mx.eval(run(tokens[:, :first], rows.cache, (), Logits.ALL).logits)
-            transaction.commit([kept])
+        tokens = mx.array([[1 + 7 * place % 23 for place in range(_FIRST + sum(_WIDTHS))]])
+        with rows.transaction(_FIRST) as transaction:
+            mx.eval(run(tokens[:, :_FIRST], rows.cache, (), Logits.ALL).logits)
+            transaction.commit([_KEPT])
         for layer in rows.layers:
             if isinstance(layer, KVState) and len(held := layer.buffers(0)) == 2:
-                spoilt = [
-                    mx.concatenate([a[..., :kept, :], mx.full_like(a[..., kept:, :], 8)], 2) for a in held
-                ]
-                for which, array in enumerate(spoilt):
-                    layer.put_buffer(0, which, array)
+                for which, array in enumerate(held):
+                    rest = mx.full_like(array[..., _KEPT:, :], 8)
+                    layer.put_buffer(0, which, mx.concatenate([array[..., :_KEPT, :], rest], axis=2))
         seen: list[mx.array] = []
-        for begin in (first, first + width):
+        for turn, width in enumerate(_WIDTHS):
+            begin = _FIRST + sum(_WIDTHS[:turn])
             part = tokens[:, begin : begin + width]
             with rows.transaction(width) as transaction:
                 if replayed:
-                    made = self._forward(run, part, rows, (), Logits.ALL, _buffers(rows), at_once=True)
+                    made = self._forward(run, part, rows, (), Logits.ALL, _buffers(rows), checking=True)
                     if made is None:
                         return mx.array(mx.nan)
                 else:
@@ -354,6 +377,14 @@ class Replays:
                 seen.append(made.logits)
                 transaction.commit([width])
         return mx.concatenate(seen, axis=1)
+
+
+def _away(got: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """The largest difference of a logit in standard deviations of all; endless where others are none."""
+    seen = np.isfinite(wanted)
+    if not np.array_equal(seen, np.isfinite(got)):
+        return inf
+    return float(np.abs(got[seen] - wanted[seen]).max() / wanted[seen].std())
 
 
 def _buffers(rows: RowStates) -> list[mx.array]:

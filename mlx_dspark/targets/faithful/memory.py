@@ -46,6 +46,7 @@ def _key(target: DenseTarget, taps: tuple[int, ...], rows: bool, fingerprint: st
         "rows": rows,
         "weights": target.report.choice if target.report is not None else None,
         "kernels": target.kernels.key() if target.kernels is not None else [],
+        "replayed": target.replayed,
         "states": target.state_kinds,
         "layout": target.layout.value,
         "device": [str(mx.default_device()), sorted(map(str, mx.device_info().items()))],

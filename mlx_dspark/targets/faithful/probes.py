@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +36,21 @@ class Faithfulness:
     replay: str = ""
     rows: str = ""
 
+    @property
+    def bad(self) -> bool:
+        """Whether there is something that it cannot be trusted with."""
+        return bool(self.taps or self.replay or self.rows)
+
 
 def faithfulness(target: DenseTarget, taps: tuple[int, ...], *, rows: bool = True) -> Faithfulness:
-    """Ask `target`, whose drafter reads `taps`, () being the logits alone; `rows` asks of several texts."""
-    return Faithfulness(
-        taps=_answer(lambda: _tapped_equals_own(target, taps)),
-        replay=_answer(lambda: _replayed_equals_stepped(target)),
-        rows=_answer(lambda: _rows_equal_single_rows(target)) if rows else "",
-    )
+    """Ask `target`, whose drafter reads `taps`, () being the logits alone; `rows` asks of several texts.
+    Forwards that are replayed later are replayed here."""
+    with target.replays.at_once() if target.replays is not None else nullcontext():
+        return Faithfulness(
+            taps=_answer(lambda: _tapped_equals_own(target, taps)),
+            replay=_answer(lambda: _replayed_equals_stepped(target)),
+            rows=_answer(lambda: _rows_equal_single_rows(target)) if rows else "",
+        )
 
 
 def _answer(question: Callable[[], str]) -> str:
