@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import inf
 from threading import Lock, get_ident
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakMethod
 
 import mlx.core as mx
@@ -272,8 +272,8 @@ class Replays:
         given = iter(made)
         out = next(given) if recording.with_logits else None
         features = next(given) if recording.with_features else None
-        for layer in rows.layers:
-            layer.fill(next(given), next(given))  # type: ignore[attr-defined]
+        for layer in cast("list[KVState | RectangleKV]", rows.layers):
+            layer.fill(next(given), next(given))
         return Forward(out, features)
 
     def _keep(self, key: Any, recording: _Recording | None) -> None:
