@@ -14,6 +14,9 @@ import mlx.core as mx
 from mlx_dspark.contracts import Ask, Drafter, DraftRows, Observation, Proposal
 from mlx_dspark.engine.row import Row
 
+MOST_WAITING = 32
+"""Rounds whose features wait to be shown: so many tokens of a row a drafter keeps before it absorbs them."""
+
 
 class Drafting:
     """What a drafter holds of the rows of a batch: of those that draft, in their order.
@@ -52,12 +55,11 @@ class Drafting:
             if not self._waiting:
                 self._since = list(depth)
             self._waiting.append(seen)
-            if len(self._waiting) < MOST_WAITING:
-                return
+            if len(self._waiting) == MOST_WAITING:
+                self._show_waiting(rows)
+        else:
             self._show_waiting(rows)
-            return
-        self._show_waiting(rows)
-        self._show(rows, depth, seen)
+            self._show(rows, depth, seen)
 
     def _show_waiting(self, rows: Sequence[Row]) -> None:
         """`rows` are those of the rounds that wait."""
@@ -159,10 +161,6 @@ class Drafting:
             except Exception as own:  # noqa: BLE001
                 unable[place] = own
         return unable or dict.fromkeys(range(len(depth)), error)
-
-
-MOST_WAITING = 32
-"""Rounds whose features wait to be shown: so many tokens of a row a drafter keeps before it absorbs them."""
 
 
 def _of_a_plain_round(seen: Observation) -> bool:

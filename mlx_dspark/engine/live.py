@@ -304,9 +304,8 @@ class LiveRowCaps:
             widest = max((width for rows, width in seen if rows == 1), default=0)
             warm = report.source in self._begun and report.width <= widest
             self._begun.add(report.source)
-        seen.add(shape)
-        met = self._shared.met[report.source, *shape] = self._shared.met[report.source, *shape] + 1
-        return warm and (met > self.COLD or self._shared.times.believable(report))
+        seen[shape] += 1
+        return warm and (seen[shape] > self.COLD or self._shared.times.believable(report))
 
 
 class LiveCaps:
@@ -333,10 +332,8 @@ class LiveCaps:
         self.times = RoundTimes(curves)
         self.standby = Standby(self.times)
         self.pinned = pinned
-        self.seen: dict[str, set[tuple[int, int]]] = {source.name: set() for source in sources}
-        """Rows and width of the rounds in which a source drafted."""
-        self.met: Counter[tuple[str, int, int]] = Counter()
-        """How many there were, by source, rows and width."""
+        self.seen: dict[str, Counter[tuple[int, int]]] = {source.name: Counter() for source in sources}
+        """How often a source drafted in rounds of so many rows and such a width."""
         self.drafted = 0
         """Rounds of rows with drafts."""
         self.membership = 0

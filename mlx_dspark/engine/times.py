@@ -115,7 +115,7 @@ class RoundTimes:
         of the next like it."""
         if report.landed_at == self._landed_at:
             return self._charged
-        self._charged = report.landed_at - max(report.launched_at, self._landed_at)
+        self._charged = self._taken(report)
         self._overlapped = overlapped = report.launched_at < self._landed_at
         self._landed_at = report.landed_at
         if report.certain == 1:
@@ -149,7 +149,11 @@ class RoundTimes:
         """Whether a round that is still to be charged took what its like may take."""
         source = report.source if report.width > 1 else ""
         price = self.seconds(report.rows, report.width, source=source, depth=report.depth)
-        return report.landed_at - max(report.launched_at, self._landed_at) <= self._most(report, price)
+        return self._taken(report) <= self._most(report, price)
+
+    def _taken(self, report: RoundReport) -> float:
+        """Seconds of a round that is still to be charged."""
+        return report.landed_at - max(report.launched_at, self._landed_at)
 
     def _most(self, report: RoundReport, price: float | None) -> float:
         """What such a round takes at the most, where its price is known or that of a plain one."""

@@ -473,12 +473,12 @@ def test_a_model_that_answers_wrongly_when_replayed_is_walked_through(
         return out if queries.shape[0] == 1 else out[::-1]
 
     monkeypatch.setattr(replay, "buffer_attention", mixed)
-    model = SimpleNamespace(name="tiny", fingerprint="f")
+    checkpoint: Any = SimpleNamespace(name="tiny", fingerprint="f")
     asked: dict[str, Any] = {"called": "", "max_batch": 2, "progress": lambda report: None}
     asked["cache_dir"] = tmp_path if remembered else None
     for target in (replayed, replaying(replayed.model, layout=Layout.COMPANY)):
         assert target.replayed
-        found = refuse_untrusted(target, model, None, **asked)  # type: ignore[arg-type]
+        found = refuse_untrusted(target, checkpoint, None, **asked)
         assert found is not None
         assert not found.bad
         assert not target.replayed

@@ -254,8 +254,7 @@ def test_what_goes_for_plain_rounds_as_before_is_what_would_be_asked_now(
         streams = [engine.submit(request(i, 90 + 7 * i)) for i in range(7)]
         for i, stream in enumerate(streams):
             assert answer(stream) == alone(i, 90 + 7 * i)
-    assert True in kept
-    assert False in kept
+    assert 0 < sum(kept) < len(kept)
 
 
 def test_requests_that_meet_share_their_rounds_and_never_exceed_the_limit() -> None:
